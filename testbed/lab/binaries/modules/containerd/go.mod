@@ -1,0 +1,5 @@
+module vgpu-testbed.dev/binaries/containerd
+
+go 1.26.0
+
+require github.com/containerd/containerd/v2 v2.4.2

@@ -1,0 +1,108 @@
+"""What every kind of cluster offers: ``process``, ``kind``, ``existing``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardSpec:
+    """A card that a node shall carry: a profile's name and how many of it."""
+
+    profile: str = "a100-80gb"
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """What to bring up."""
+
+    nodes: int = 1
+    cards: tuple[CardSpec, ...] = (CardSpec(),)
+    #: Port on 127.0.0.1 of the API server; 0 lets the provider choose a free one.
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    name: str
+    ready: bool
+    address: str = ""
+    cards: tuple[str, ...] = ()  # uuids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """What ``testbed status`` shows."""
+
+    name: str
+    provider: str
+    state: str  # absent | up | broken
+    server: str = ""
+    kubernetes: str = ""
+    context: str = ""
+    kubeconfig: Path | None = None
+    nodes: tuple[NodeStatus, ...] = ()
+    problems: tuple[str, ...] = field(default=())
+
+
+class Progress(Protocol):
+    """Where steps are reported; one line a step with its time."""
+
+    def step(self, text: str) -> Step:
+        """Begin a step; use it as a context manager."""
+        ...
+
+
+class Step(Protocol):
+    def update(self, text: str) -> None:
+        """Tell what is going on inside a step that takes long."""
+        ...
+
+    def __enter__(self) -> Step: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Cluster(Protocol):
+    """One named cluster of one provider.
+
+    ``up`` on a cluster that is up and answers changes nothing; ``down`` on one that
+    is absent does nothing. A failed ``up`` leaves nothing behind but its logs.
+    """
+
+    provider: ClassVar[str]
+    name: str
+
+    def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+        """Bring the cluster up and wait until its nodes are Ready.
+
+        Raises:
+            InputError, MissingTool, ClusterError.
+        """
+        ...
+
+    def down(self, progress: Progress) -> None:
+        """Take down every process, mount, namespace and file of the cluster."""
+        ...
+
+    def status(self) -> ClusterStatus: ...
+
+    def kubeconfig(self) -> Path:
+        """Return the administrator's kubeconfig (mode 0600).
+
+        Raises:
+            ClusterError: the cluster is absent.
+        """
+        ...
+
+    @property
+    def driver_root(self) -> str:
+        """The manifest value ``driverRoot`` for this cluster's nodes."""
+        ...
+
+    def collect_logs(self, folder: Path) -> None:
+        """Copy the logs of every component into a folder, without secrets."""
+        ...

@@ -1,0 +1,140 @@
+/* The state of one emulated card: "<cards>/<uuid>/state", shared by every process
+ * that uses the card, in whatever container. Emulation, not NVIDIA.
+ *
+ * Made by the card's provider (testbed.native.card, mode 0666) before anybody
+ * opens it; libcuda claims slots and counts; libnvidia-ml reads; the testbed's
+ * fault commands write `faults`. No process owns the time or any lock: liveness is
+ * a record lock (fcntl) on byte `slot` of "<cards>/<uuid>/cuda.lock", short critical
+ * sections take byte CARD_LOCK_MEMORY of the same file, and everything else is
+ * atomic. (Robust mutexes do not work here: two containers' main processes are both
+ * thread 1 of their PID namespace.)
+ *
+ * One lock file for each library: a record lock drops when the process closes any
+ * descriptor of that file, so libcuda locks cuda.lock and never closes it,
+ * libnvidia-ml reads through libcuda's descriptor where libcuda is loaded.
+ */
+#ifndef VGPU_CARD_H
+#define VGPU_CARD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define CARD_MAGIC 0x3144524143555056ull /* "VPUCARD1", little endian */
+#define CARD_VERSION 1u
+#define CARD_MAX_SLOTS 256
+#define CARD_RING 1024
+#define CARD_BUCKETS 256
+#define CARD_LOCK_MEMORY 4096 /* byte of cuda.lock: memory is being charged */
+#define CARD_PAGE 4096
+
+/* constant: from the profile (testbed/card/profiles), never changed afterwards */
+struct card_description {
+    char uuid[96];       /* "GPU-…" */
+    char name[96];       /* "NVIDIA A100-SXM4-80GB" */
+    char pci_bus_id[32]; /* "00000000:07:00.0" */
+    uint32_t index;      /* order on the node = order in a container */
+    uint32_t minor;
+    uint64_t memory_bytes;   /* what the driver reports as total */
+    uint64_t reserved_bytes; /* taken by driver and firmware (NVML v2 "reserved") */
+    uint64_t context_bytes;  /* cost of one primary context */
+    uint32_t compute_major, compute_minor;
+    uint32_t sm_count;
+    uint32_t max_threads_per_sm;
+    uint32_t max_blocks_per_sm;
+    uint32_t shared_per_sm_bytes;
+    uint32_t shared_per_block_bytes;
+    uint32_t shared_per_block_optin_bytes;
+    uint32_t registers_per_sm;
+    uint32_t l2_bytes;
+    uint32_t clock_khz;
+    uint32_t memory_clock_khz;
+    uint32_t memory_bus_bits;
+    uint32_t numa;
+    uint32_t copy_engines;
+    uint32_t time_slice_us;    /* 2000 */
+    uint32_t clock_mode;       /* 0 time slices, 1 processor sharing */
+    uint32_t sample_period_us; /* NVML's sampling period */
+    uint32_t launch_overhead_ns;
+    uint64_t memory_bandwidth_bps; /* bytes a second */
+    uint64_t copy_bandwidth_bps;
+    uint64_t fp32_flops, tf32_flops, fp16_flops, fp64_flops; /* a second */
+    uint64_t budget_bytes; /* resident pages of the host that this card may use, 0 = none */
+    uint32_t driver_version; /* CUDA version that the driver reports, 13020 */
+    uint32_t spare32;
+    char driver_text[32];    /* "610.12.03" and the like, as NVML reports it */
+    uint64_t spare[28];
+};
+
+/* One process on the card. `generation` is even when free, odd in use; the slot may
+ * be reused only by whoever takes its record lock. */
+struct card_slot {
+    uint64_t generation;
+    int32_t pid;      /* in its owner's namespace, for people only */
+    uint32_t flags;
+    uint64_t started_ns;
+    uint64_t context_bytes;
+    uint64_t memory_bytes; /* allocations, in the driver's granules */
+    uint64_t resident_bytes; /* pages touched on the host */
+    uint64_t busy_until; /* virtual time; its own atomic word */
+    uint64_t busy_ns;    /* device time used since `started_ns` */
+    uint64_t launches;
+    uint64_t copied_bytes;
+    char name[32];       /* comm of the process */
+    uint64_t spare[18];
+};
+
+/* Breakpoints of the virtual clock (design: one book, no daemon). */
+struct card_breakpoint {
+    uint64_t sequence; /* written last; position + 1 */
+    uint64_t time_ns;
+    uint64_t virtual_ns;
+    uint32_t active; /* contexts with work after this point */
+    uint32_t slot;
+};
+
+/* Busy time of the card by bucket, for utilisation as NVML samples it. */
+struct card_bucket {
+    uint64_t number;  /* bucket number since the epoch of CLOCK_MONOTONIC */
+    uint64_t busy_ns;
+};
+
+/* Written by the fault commands, obeyed by both libraries. */
+struct card_faults {
+    uint32_t xid;        /* last XID, 0 = none */
+    uint32_t fallen_off; /* device lost */
+    uint64_t xid_count;
+    uint64_t spare[14];
+};
+
+struct card_state {
+    uint64_t magic; /* written last */
+    uint32_t version;
+    uint32_t bytes; /* sizeof(struct card_state) */
+    uint64_t made_ns;
+    uint64_t spare0[5];
+    struct card_description description;
+
+    /* memory: changed under CARD_LOCK_MEMORY; the truth is the sum over live slots */
+    uint64_t slot_count; /* one more than the highest slot ever used */
+    uint64_t budget_hits;
+    uint64_t reclaimed;  /* slots of dead processes taken back */
+    uint64_t spare1[5];
+
+    /* time: (time, virtual time, generation) advance by one 16-byte swap */
+    struct card_clock {
+        uint64_t time_ns;
+        uint64_t virtual_and_generation; /* 44 bits virtual time in 256 ns, 20 bits generation */
+    } clock __attribute__((aligned(16)));
+    uint64_t breakpoints_written;
+    uint64_t breakpoints_lapped;
+    struct card_faults faults;
+    struct card_bucket buckets[CARD_BUCKETS];
+    struct card_breakpoint ring[CARD_RING];
+    struct card_slot slots[CARD_MAX_SLOTS];
+};
+
+_Static_assert(sizeof(struct card_slot) == 256, "card slot");
+_Static_assert(sizeof(struct card_breakpoint) == 32, "card breakpoint");
+_Static_assert(offsetof(struct card_state, clock) % 16 == 0, "card clock");
+
+#endif

@@ -1,0 +1,183 @@
+/* The shared region of one container: HAMi-core's layout v1.2, then our extension.
+ *
+ * The first 2,008,952 bytes are HAMi's, bit for bit, so that its tools can read a
+ * container of ours; its two semaphores are left unused (a process killed inside
+ * one would leave it down for ever: HAMi #2500). Our extension begins at the next
+ * 4 KiB boundary but one, is found by its magic and guarded by a checksum over its
+ * constant part.
+ *
+ * Who writes what. The device plugin makes the file (mode 0666) with limits, uuids
+ * and the extension's constant part before the container starts. Processes of the
+ * container claim records and count. The monitor reads, and writes the feedback
+ * fields. Everything can be written by the tenant: every reader validates.
+ *
+ * Locks. `region.lock` beside the region file (same folder, "<uuid>.cache.lock")
+ * carries record locks (fcntl): byte i says that record i's owner lives; byte
+ * VGPU_LOCK_ACCOUNT + d is held for the few instructions that check and charge
+ * device d. The kernel drops them when the owner dies, however it dies.
+ */
+#ifndef VGPU_REGION_H
+#define VGPU_REGION_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define VGPU_MAX_DEVICES 16
+#define VGPU_MAX_PROCESSES 1024
+#define VGPU_UUID_BYTES 96
+
+/* --- HAMi-core v1.2 ------------------------------------------------------- */
+
+#define HAMI_REGION_MAGIC 19920718
+#define HAMI_REGION_MAJOR 1
+#define HAMI_REGION_MINOR 2
+#define HAMI_REGION_BYTES 2008952
+
+struct hami_device_memory {
+    uint64_t context_bytes;
+    uint64_t module_bytes;
+    uint64_t buffer_bytes;
+    uint64_t offset;
+    uint64_t total_bytes;
+    uint64_t spare[3];
+};
+
+struct hami_device_util {
+    uint64_t decoder;
+    uint64_t encoder;
+    uint64_t sm;
+    uint64_t spare[3];
+};
+
+struct hami_process_slot {
+    int32_t pid;      /* in the container's PID namespace */
+    int32_t host_pid; /* 0 where it is not known */
+    struct hami_device_memory used[VGPU_MAX_DEVICES];
+    uint64_t monitor_used[VGPU_MAX_DEVICES];
+    struct hami_device_util util[VGPU_MAX_DEVICES];
+    int32_t status;
+    uint32_t pad;
+    uint64_t sequence; /* odd while a writer is inside (sequence lock) */
+    uint64_t spare[2];
+};
+
+struct hami_region {
+    int32_t magic; /* written last when the file is made */
+    uint32_t major;
+    uint32_t minor;
+    int32_t sm_init;
+    uint64_t semaphore_owner;
+    unsigned char semaphore[32]; /* unused by us */
+    uint64_t device_count;
+    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES];
+    uint64_t memory_limit[VGPU_MAX_DEVICES]; /* bytes, 0 = none */
+    uint64_t sm_limit[VGPU_MAX_DEVICES];     /* percent, 0 or >= 100 = none */
+    struct hami_process_slot slots[VGPU_MAX_PROCESSES];
+    int32_t slot_count; /* one more than the highest slot ever used */
+    int32_t utilization_switch;
+    int32_t recent_kernel;
+    int32_t priority;
+    uint64_t last_kernel_time; /* seconds */
+    unsigned char semaphore_post_init[32]; /* unused by us */
+};
+
+_Static_assert(sizeof(struct hami_device_memory) == 64, "hami device memory");
+_Static_assert(sizeof(struct hami_device_util) == 48, "hami device util");
+_Static_assert(sizeof(struct hami_process_slot) == 1960, "hami slot");
+_Static_assert(offsetof(struct hami_process_slot, monitor_used) == 1032, "hami monitor_used");
+_Static_assert(offsetof(struct hami_process_slot, util) == 1160, "hami util");
+_Static_assert(offsetof(struct hami_process_slot, status) == 1928, "hami status");
+_Static_assert(offsetof(struct hami_region, uuids) == 64, "hami uuids");
+_Static_assert(offsetof(struct hami_region, memory_limit) == 1600, "hami memory_limit");
+_Static_assert(offsetof(struct hami_region, sm_limit) == 1728, "hami sm_limit");
+_Static_assert(offsetof(struct hami_region, slots) == 1856, "hami slots");
+_Static_assert(offsetof(struct hami_region, slot_count) == 2008896, "hami slot_count");
+_Static_assert(offsetof(struct hami_region, last_kernel_time) == 2008912, "hami last kernel");
+_Static_assert(sizeof(struct hami_region) == HAMI_REGION_BYTES, "hami region");
+
+/* --- our extension -------------------------------------------------------- */
+
+#define VGPU_EXT_OFFSET 2011136u /* 491 * 4096 */
+#define VGPU_EXT_MAGIC 0x3154584555504756ull /* "VGPUEXT1", little endian */
+#define VGPU_EXT_VERSION 1u
+
+#define VGPU_LOCK_ACCOUNT 4096 /* first byte of the accounting locks */
+
+enum vgpu_policy { VGPU_POLICY_DEFAULT = 0, VGPU_POLICY_FORCE = 1, VGPU_POLICY_DISABLE = 2 };
+
+/* Flags that the container's processes raise and the monitor shows. */
+enum vgpu_state_flags {
+    VGPU_STATE_DEGRADED = 1u << 0,  /* throttling without feedback, below the limit */
+    VGPU_STATE_NO_REGION = 1u << 1, /* a process ran on its environment alone */
+};
+
+/* What one process holds of one device. Written by the owner only (under the
+ * device's accounting lock); taken back by whoever takes a dead owner's lock. */
+struct vgpu_device_use {
+    uint64_t context_bytes;
+    uint64_t module_bytes;
+    uint64_t buffer_bytes; /* allocations, rounded as the driver rounds them */
+    uint64_t spare[5];
+};
+
+struct vgpu_process_record {
+    uint64_t generation; /* even = free, odd = in use; +1 at each claim and release */
+    int32_t pid;         /* for people only: identity is the record lock */
+    uint32_t flags;
+    uint64_t started_ns; /* CLOCK_MONOTONIC */
+    uint64_t spare[5];
+    struct vgpu_device_use use[VGPU_MAX_DEVICES];
+};
+
+/* Written by the monitor, one entry a device, at every new NVML sample. `stamp_ns`
+ * is written last; a reader takes the entry only if it is fresh and unchanged. */
+struct vgpu_feedback {
+    uint64_t stamp_ns;     /* CLOCK_MONOTONIC of the node */
+    uint32_t own_util_pm;  /* per mille of the device, this container */
+    uint32_t other_util_pm; /* all other processes on the card */
+    uint64_t own_bytes;    /* as the card counts this container */
+    uint64_t other_bytes;
+    uint64_t spare[4];
+};
+
+struct vgpu_extension {
+    uint64_t magic; /* written last */
+    uint32_t version;
+    uint32_t bytes;    /* sizeof(struct vgpu_extension) */
+    uint64_t checksum; /* FNV-1a 64 over [constant .. constant_end) */
+
+    /* constant: set once by the plugin before the container starts */
+    struct vgpu_constant {
+        uint32_t device_count;
+        uint32_t policy;   /* enum vgpu_policy */
+        uint32_t priority; /* 0 high, 1 low */
+        uint32_t oversubscribe;
+        char pod_uid[64];
+        char pod_namespace[64];
+        char pod_name[256];
+        char container_name[64];
+        char uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES];
+        uint64_t memory_limit[VGPU_MAX_DEVICES]; /* bytes, 0 = none */
+        uint64_t sm_limit[VGPU_MAX_DEVICES];     /* percent, 0 or >= 100 = none */
+        uint64_t spare[32];
+    } constant;
+
+    /* variable */
+    uint32_t state_flags;  /* enum vgpu_state_flags, or-ed in */
+    uint32_t record_count; /* one more than the highest record ever used */
+    uint64_t paid_until_ns[VGPU_MAX_DEVICES]; /* compute ledger, for the throttle */
+    uint64_t denied[VGPU_MAX_DEVICES];        /* allocations refused by the limit */
+    uint64_t waited_ns[VGPU_MAX_DEVICES];     /* time that launches were held back */
+    uint64_t spare[64];
+    struct vgpu_feedback feedback[VGPU_MAX_DEVICES];
+    struct vgpu_process_record records[VGPU_MAX_PROCESSES];
+};
+
+#define VGPU_REGION_BYTES ((size_t)VGPU_EXT_OFFSET + sizeof(struct vgpu_extension))
+
+_Static_assert(VGPU_EXT_OFFSET >= HAMI_REGION_BYTES && VGPU_EXT_OFFSET % 4096 == 0, "extension");
+_Static_assert(sizeof(struct vgpu_device_use) == 64, "device use");
+_Static_assert(sizeof(struct vgpu_process_record) == 64 + 64 * VGPU_MAX_DEVICES, "record");
+_Static_assert(sizeof(struct vgpu_feedback) == 64, "feedback");
+
+#endif

@@ -1,0 +1,130 @@
+"""The node's register annotation, ``hami.io/node-nvidia-register``.
+
+HAMi v2.10 writes a JSON array in which every zero field is left out, so an
+unhealthy card is one *without* ``health``. The older text form (7 or 9 fields a
+card, each card ended by ``:``) is read too and can be written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from testbed.errors import CodecError
+from testbed.stack.model import MODE_HAMI_CORE, VENDOR_NVIDIA, Card
+
+_KNOWN = {"id", "index", "count", "devmem", "devcore", "type", "numa", "mode", "health"}
+_KNOWN |= {"devicevendor"}
+
+
+def encode_register(cards: Iterable[Card]) -> str:
+    """Return the JSON form, zero fields left out as HAMi does."""
+    return json.dumps([_encode_json(card) for card in cards], separators=(",", ":"))
+
+
+def encode_register_text(cards: Iterable[Card]) -> str:
+    """Return the text form with nine fields a card."""
+    return "".join(
+        f"{c.uuid},{c.slots},{c.mem_mib},{c.core_pct},{c.model},{c.numa},"
+        f"{str(c.healthy).lower()},{c.index},{c.mode}:"
+        for c in cards
+    )
+
+
+def decode_register(text: str) -> tuple[Card, ...]:
+    """Return the cards of either form.
+
+    Raises:
+        CodecError: neither form fits; the text names the entry that does not.
+    """
+    body = text.strip()
+    if not body:
+        return ()
+    if body.startswith("["):
+        return _decode_json(body)
+    return tuple(
+        _decode_text(item, position)
+        for position, item in enumerate(p for p in body.split(":") if p.strip())
+    )
+
+
+def _encode_json(card: Card) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "id": card.uuid,
+        "index": card.index,
+        "count": card.slots,
+        "devmem": card.mem_mib,
+        "devcore": card.core_pct,
+        "type": card.model,
+        "numa": card.numa,
+        "mode": card.mode,
+        "health": card.healthy,
+    }
+    if card.vendor != VENDOR_NVIDIA:
+        fields["devicevendor"] = card.vendor
+    fields.update(card.extra)
+    return {key: value for key, value in fields.items() if value not in (0, "", False, None)}
+
+
+def _decode_json(body: str) -> tuple[Card, ...]:
+    try:
+        entries = json.loads(body)
+    except ValueError as error:
+        raise CodecError("register annotation cannot be read", why=str(error)) from error
+    if not isinstance(entries, list):
+        raise CodecError("register annotation cannot be read", why="it is not a list")
+    return tuple(_decode_entry(entry) for entry in entries)
+
+
+def _decode_entry(entry: object) -> Card:
+    if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
+        raise CodecError("register annotation cannot be read", why=f"card {entry!r} has no id")
+    try:
+        return Card(
+            uuid=entry["id"],
+            index=_integer(entry, "index"),
+            slots=_integer(entry, "count"),
+            mem_mib=_integer(entry, "devmem"),
+            core_pct=_integer(entry, "devcore"),
+            model=str(entry.get("type", "")),
+            numa=_integer(entry, "numa"),
+            mode=str(entry.get("mode", MODE_HAMI_CORE)),
+            healthy=entry.get("health") is True,
+            vendor=str(entry.get("devicevendor", VENDOR_NVIDIA)),
+            extra={k: v for k, v in entry.items() if k not in _KNOWN},
+        )
+    except (TypeError, ValueError) as error:
+        raise CodecError(
+            "register annotation cannot be read", why=f"card {entry['id']}: {error}"
+        ) from error
+
+
+def _integer(entry: dict[str, object], key: str) -> int:
+    value = entry.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key} is {value!r}, not an integer")
+    return value
+
+
+def _decode_text(item: str, position: int) -> Card:
+    fields = item.split(",")
+    if len(fields) not in (7, 8, 9) or not fields[0]:
+        raise CodecError(
+            "register annotation cannot be read", why=f"card {item!r} has {len(fields)} fields"
+        )
+    try:
+        return Card(
+            uuid=fields[0],
+            slots=int(fields[1]),
+            mem_mib=int(fields[2]),
+            core_pct=int(fields[3]),
+            model=fields[4],
+            numa=int(fields[5]),
+            healthy=fields[6].strip().lower() == "true",
+            index=int(fields[7]) if len(fields) > 7 else position,
+            mode=fields[8] if len(fields) > 8 else MODE_HAMI_CORE,
+        )
+    except ValueError as error:
+        raise CodecError(
+            "register annotation cannot be read", why=f"card {item!r}: {error}"
+        ) from error

@@ -1,0 +1,73 @@
+"""The device configuration: HAMi's device-config names, plus our own ``enforcement``.
+
+One YAML document in a ConfigMap, mounted at ``/config/device-config.yaml`` in
+webhook, extender and plugin. Unknown keys are an error, with the key's path.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from testbed.errors import InputError
+from testbed.stack import names
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Values of the ConfigMap; every one has a default."""
+
+    resourceCountName: str = names.RESOURCE_COUNT
+    resourceMemoryName: str = names.RESOURCE_MEMORY
+    resourceMemoryPercentageName: str = names.RESOURCE_MEMORY_PERCENTAGE
+    resourceCoreName: str = names.RESOURCE_CORES
+    resourcePriorityName: str = names.RESOURCE_PRIORITY
+    schedulerName: str = names.SCHEDULER_NAME
+    defaultGPUNum: int = 1
+    defaultMemory: int = 0
+    defaultCores: int = 0
+    memoryFactor: int = 1
+    overwriteEnv: bool = False
+    deviceSplitCount: int = 10
+    deviceMemoryScaling: float = 1.0
+    deviceCoreScaling: float = 1.0
+    disableCoreLimit: bool = False
+    gpuCorePolicy: Literal["default", "force", "disable"] = "default"
+    libCudaLogLevel: int | None = None
+    nodeSchedulerPolicy: Literal["binpack", "spread"] = "binpack"
+    gpuSchedulerPolicy: Literal["binpack", "spread"] = "spread"
+    #: ``off`` is for control runs: no preload, no limits in the environment, no
+    #: region. Scheduling stays on.
+    enforcement: Literal["on", "off"] = "on"
+    #: Counts changes of this document; the plugin reports it on /healthz.
+    generation: int = 0
+
+
+def parse(text: str | bytes) -> DeviceConfig:
+    """Return the configuration of a YAML (or JSON) document; empty text is the default.
+
+    Raises:
+        InputError: an unknown key or a value of the wrong kind, with its path.
+    """
+    raw = text.encode() if isinstance(text, str) else text
+    # YAML 1.1 reads a bare on/off as a boolean; both spellings mean the same here.
+    try:
+        document = msgspec.yaml.decode(raw) if raw.strip() else {}
+        if isinstance(document, dict) and isinstance(document.get("enforcement"), bool):
+            document["enforcement"] = "on" if document["enforcement"] else "off"
+        return msgspec.convert(document, DeviceConfig)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise InputError("device configuration cannot be used", why=str(error)) from error
+
+
+def load(path: Path) -> DeviceConfig:
+    """Return the configuration in a file.
+
+    Raises:
+        InputError: the file is missing or wrong.
+    """
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"device configuration {path} cannot be read", why=str(error)) from error

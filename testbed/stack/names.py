@@ -1,0 +1,100 @@
+"""Names that the parts of the stack and its users agree on.
+
+Annotations, labels, resources and environment variables are HAMi's (v2.10), so
+that pod specs, dashboards and tools written for it work unchanged; the paths in
+the container and on the node are our own (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+# --- Kubernetes ------------------------------------------------------------
+SCHEDULER_NAME = "vgpu-scheduler"
+NAMESPACE = "vgpu-testbed"
+
+RESOURCE_COUNT = "nvidia.com/gpu"
+RESOURCE_MEMORY = "nvidia.com/gpumem"
+RESOURCE_MEMORY_PERCENTAGE = "nvidia.com/gpumem-percentage"
+RESOURCE_CORES = "nvidia.com/gpucores"
+RESOURCE_PRIORITY = "nvidia.com/priority"
+RESOURCES = (
+    RESOURCE_COUNT,
+    RESOURCE_MEMORY,
+    RESOURCE_MEMORY_PERCENTAGE,
+    RESOURCE_CORES,
+    RESOURCE_PRIORITY,
+)
+
+NODE_REGISTER = "hami.io/node-nvidia-register"
+NODE_HANDSHAKE = "hami.io/node-handshake"
+NODE_LOCK = "hami.io/mutex.lock"
+DEVICE_CORDON = "hami.io/device-cordon"
+
+POD_NODE = "hami.io/vgpu-node"
+POD_TIME = "hami.io/vgpu-time"
+POD_TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+POD_ALLOCATED = "hami.io/vgpu-devices-allocated"
+POD_BIND_PHASE = "hami.io/bind-phase"
+POD_BIND_TIME = "hami.io/bind-time"
+
+#: Keys that only the extender and the plugin may write: the webhook strips them
+#: from what a user submits (HAMi #3042, #3074).
+STACK_ANNOTATIONS = (
+    POD_NODE,
+    POD_TIME,
+    POD_TO_ALLOCATE,
+    POD_ALLOCATED,
+    POD_BIND_PHASE,
+    POD_BIND_TIME,
+)
+
+PHASE_ALLOCATING = "allocating"
+PHASE_SUCCESS = "success"
+PHASE_FAILED = "failed"
+
+USE_TYPE = "nvidia.com/use-gputype"
+NOUSE_TYPE = "nvidia.com/nouse-gputype"
+USE_UUID = "nvidia.com/use-gpuuuid"
+NOUSE_UUID = "nvidia.com/nouse-gpuuuid"
+
+WEBHOOK_LABEL = "hami.io/webhook"
+WEBHOOK_IGNORE = "ignore"
+
+# --- Container environment -------------------------------------------------
+ENV_MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"  # and _<i>, MiB with suffix m
+ENV_SM_LIMIT = "CUDA_DEVICE_SM_LIMIT"  # percent
+ENV_SHARED_CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+ENV_CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
+ENV_PRIORITY = "CUDA_TASK_PRIORITY"
+ENV_OVERSUBSCRIBE = "CUDA_OVERSUBSCRIBE"
+ENV_LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
+ENV_DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
+ENV_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+# --- Paths in the container ------------------------------------------------
+CONTAINER_ROOT = "/usr/local/vgpu"  # the container's own folder, read-write
+CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/libvgpu.so"
+CONTAINER_REGION_LINK = f"{CONTAINER_ROOT}/region"  # -> <uuid>.cache
+CONTAINER_DRIVER = f"{CONTAINER_ROOT}/driver"  # libcuda.so.1, libnvidia-ml.so.1
+CONTAINER_CARDS = f"{CONTAINER_ROOT}/cards"  # <uuid>/state: a card is visible if mounted here
+CONTAINER_PRELOAD = "/etc/ld.so.preload"
+TERMINATION_LOG = "/dev/termination-log"
+
+# --- Paths on the node -----------------------------------------------------
+HOOK_PATH = "/var/lib/vgpu-testbed"  # default of the manifest value hookPath
+#   lib/<build>/libvgpu.so     lib/<build>/ld.so.preload
+#   containers/<podUID>_<container>/{<uuid>.cache, region -> <uuid>.cache}
+EMULATED_DRIVER_ROOT = "/run/vgpu-emulated"
+#   EMULATION (text mark)   driver/libcuda.so.1   driver/libnvidia-ml.so.1
+#   cards/<uuid>/{state, cuda.lock, nvml.lock}
+EMULATION_MARK = "EMULATION"
+CDI_ROOT = "/var/run/cdi"
+CDI_KIND = "vgpu-testbed.dev/gpu"
+DEVICE_PLUGIN_ROOT = "/var/lib/kubelet/device-plugins"
+DEVICE_PLUGIN_SOCKET = "nvidia-gpu.sock"
+POD_RESOURCES_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+
+# --- Ports -----------------------------------------------------------------
+PORT_WEBHOOK = 8443
+PORT_EXTENDER = 9443
+PORT_PLUGIN_HEALTH = 9396
+PORT_MONITOR = 9394
