@@ -57,7 +57,7 @@ def pop_container(shares: PodShares) -> tuple[int, ContainerShares, PodShares] |
     """
     for position, entry in enumerate(shares):
         if entry:
-            return position, entry, shares[:position] + ((),) + shares[position + 1 :]
+            return position, entry, (*shares[:position], (), *shares[position + 1 :])
     return None
 
 
