@@ -1,0 +1,617 @@
+"""The Kubernetes client of the lab: raw objects in, raw objects out.
+
+The only importer of the official client here. That one is used for what it does
+well (kubeconfig, credentials, TLS); its typed models are avoided, since they drop
+fields they do not know and refuse valid objects. ``exec`` is kubectl's, in a process
+with a deadline: the client's own stream can hang for ever (kubernetes-client/python
+#602, #1310).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, urlencode, urlsplit
+
+import urllib3
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException, load_kube_config
+
+from testbed.errors import ClusterError, MissingTool, WaitTimeout
+
+#: A Kubernetes object as the API server writes it.
+Object = dict[str, Any]
+Objects = list[Object]
+
+FIELD_MANAGER = "vgpu-testbed"
+
+# Time-outs by kind of call, in seconds. A write may pass admission webhooks, each of
+# which has up to ten seconds.
+READ_S = 10.0
+WRITE_S = 30.0
+EXEC_S = 60.0
+_PAGE = 500
+
+_PATCH_TYPES = {
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "json": "application/json-patch+json",
+}
+
+
+class ApiError(ClusterError):
+    """The API server refused a request.
+
+    Attributes:
+        status: The HTTP status.
+        reason: The machine-readable reason, such as ``NotFound`` or ``Conflict``.
+        message: The server's own words.
+    """
+
+    def __init__(self, what: str, *, status: int, reason: str, message: str) -> None:
+        self.status = status
+        self.reason = reason
+        self.message = message
+        super().__init__(what, why=message or f"HTTP status {status}")
+
+
+class Unreachable(ClusterError):
+    """The API server does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What a command in a container gave."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event of a watch; ``kind`` is ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    kind: str
+    object: Object
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    plural: str
+    namespaced: bool
+
+
+class Kube:
+    """One cluster, as the user of a kubeconfig sees it.
+
+    Args:
+        kubeconfig: The file; it is never written to.
+        context: A context of it; the current one by default.
+        kubectl: The program for ``exec``; the one on PATH by default.
+
+    Raises:
+        ClusterError: the kubeconfig cannot be used.
+    """
+
+    def __init__(
+        self, kubeconfig: Path, *, context: str | None = None, kubectl: Path | None = None
+    ) -> None:
+        self.kubeconfig = kubeconfig
+        self.context = context
+        self._kubectl = kubectl
+        configuration = Configuration()
+        try:
+            load_kube_config(
+                config_file=str(kubeconfig),
+                context=context,
+                client_configuration=configuration,
+                persist_config=False,
+            )
+        except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+            raise ClusterError(
+                f"kubeconfig {kubeconfig} cannot be used",
+                why=str(error),
+                hint="bring the cluster up with `testbed up`",
+            ) from error
+        self.server: str = configuration.host
+        # kubectl never sends a loopback address through HTTPS_PROXY; nor do we.
+        if _is_loopback(self.server):
+            configuration.proxy = None
+        # A refused connection is tried once more, and so is a read whose kept-alive
+        # connection the server had closed; never a write that may have been done.
+        configuration.retries = urllib3.Retry(total=1, redirect=0, status=0, backoff_factor=0.1)
+        self._api = ApiClient(configuration=configuration)
+        self._resources: dict[str, dict[str, _Resource]] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._api.rest_client.close()
+
+    def __enter__(self) -> Kube:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- objects ---------------------------------------------------------------
+    def get(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> Object:
+        """Return one object.
+
+        Raises:
+            ApiError: it does not exist, or may not be read.
+        """
+        path = self._path(api_version, kind, name, namespace)
+        return self._json("GET", path, what=_named(kind, name, namespace) + " cannot be read")
+
+    def find(
+        self, api_version: str, kind: str, name: str, namespace: str | None = None
+    ) -> Object | None:
+        """Return one object, or None where it does not exist."""
+        try:
+            return self.get(api_version, kind, name, namespace)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+    ) -> Objects:
+        """Return all objects of a kind, in one namespace or in all; each says its kind."""
+        path = self._path(api_version, kind, None, namespace)
+        what = f"{kind} objects cannot be listed"
+        found: Objects = []
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(_PAGE)}
+        while True:
+            page = self._json("GET", path, what=what, query=query)
+            for item in page.get("items") or []:
+                # The items of a list leave out what the list itself says.
+                found.append({"apiVersion": api_version, "kind": kind, **item})
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return found
+            query = {**query, "continue": token}
+
+    def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
+        """Create an object and return what the server made of it (or would make)."""
+        meta = manifest["metadata"]
+        path = self._path(
+            manifest["apiVersion"], manifest["kind"], None, meta.get("namespace"), write=True
+        )
+        return self._json(
+            "POST",
+            path,
+            what=_named(manifest["kind"], meta.get("name", ""), meta.get("namespace"))
+            + " cannot be created",
+            query=_write_query(dry_run),
+            body=manifest,
+        )
+
+    def apply(self, manifests: Iterable[Object], *, dry_run: bool = False) -> Objects:
+        """Bring objects to the given state by server-side apply, in the given order.
+
+        Unknown fields are an error. Fields that another manager owns are taken over.
+        """
+        applied: Objects = []
+        for manifest in manifests:
+            meta = manifest["metadata"]
+            name, namespace = meta["name"], meta.get("namespace")
+            path = self._path(manifest["apiVersion"], manifest["kind"], name, namespace)
+            applied.append(
+                self._json(
+                    "PATCH",
+                    path,
+                    what=_named(manifest["kind"], name, namespace) + " cannot be applied",
+                    query={"force": "true", **_write_query(dry_run)},
+                    body=json.dumps(manifest).encode(),
+                    content_type="application/apply-patch+yaml",
+                )
+            )
+        return applied
+
+    def patch(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        body: Object | Objects,
+        namespace: str | None = None,
+        *,
+        strategy: Literal["merge", "strategic", "json"] = "merge",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> Object:
+        """Patch an object and return the new state."""
+        path = self._path(api_version, kind, name, namespace)
+        if subresource:
+            path += "/" + subresource
+        return self._json(
+            "PATCH",
+            path,
+            what=_named(kind, name, namespace) + " cannot be patched",
+            query=_write_query(dry_run),
+            body=body,
+            content_type=_PATCH_TYPES[strategy],
+        )
+
+    def delete(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        namespace: str | None = None,
+        *,
+        grace_s: int | None = None,
+    ) -> bool:
+        """Ask for an object's deletion; return False where it did not exist."""
+        body: Object = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "propagationPolicy": "Background",
+        }
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        path = self._path(api_version, kind, name, namespace)
+        what = _named(kind, name, namespace) + " cannot be deleted"
+        try:
+            self._json("DELETE", path, what=what, body=body)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def watch(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None = None,
+        *,
+        timeout_s: float,
+        labels: str = "",
+        fields: str = "",
+    ) -> Iterator[Event]:
+        """Yield what exists as ADDED, then every change, until the time is up.
+
+        When the server ends or forgets the watch (410), a fresh list follows, so
+        that an object can be seen as ADDED more than once; what was deleted in
+        such a gap is yielded as DELETED in its last known state.
+        """
+        deadline = time.monotonic() + timeout_s
+        path = self._path(api_version, kind, None, namespace)
+        select = {"labelSelector": labels, "fieldSelector": fields}
+        known: dict[str, Object] = {}
+        while time.monotonic() < deadline:
+            page = self._json("GET", path, what=f"{kind} objects cannot be listed", query=select)
+            items = {item["metadata"]["uid"]: item for item in page.get("items") or []}
+            for uid in known.keys() - items.keys():
+                yield Event(kind="DELETED", object=known[uid])
+            for item in items.values():
+                yield Event(kind="ADDED", object={"apiVersion": api_version, "kind": kind, **item})
+            known = items
+            version = page["metadata"]["resourceVersion"]
+            for event in self._stream(path, select, version, deadline):
+                if event.kind == "ERROR":  # 410 Gone: the version is too old
+                    break
+                uid = event.object.get("metadata", {}).get("uid", "")
+                if event.kind == "DELETED":
+                    known.pop(uid, None)
+                elif event.kind != "BOOKMARK":
+                    known[uid] = event.object
+                yield event
+
+    def wait_gone(
+        self, api_version: str, kind: str, name: str, namespace: str | None, *, timeout_s: float
+    ) -> None:
+        """Wait until an object does not exist.
+
+        Raises:
+            WaitTimeout: it is still there; the text names its finalizers.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (found := self.find(api_version, kind, name, namespace)) is not None:
+            if time.monotonic() >= deadline:
+                meta, status = found["metadata"], found.get("status") or {}
+                waiting = [
+                    condition.get("message", "")
+                    for condition in status.get("conditions") or []
+                    if condition.get("status") == "True" and condition.get("message")
+                ]
+                raise WaitTimeout(
+                    f"{_named(kind, name, namespace)} still exists after {timeout_s:g} s",
+                    why="; ".join(waiting) or f"finalizers: {meta.get('finalizers', [])}",
+                )
+            time.sleep(0.2)
+
+    # --- pods ------------------------------------------------------------------
+    def logs(
+        self,
+        namespace: str,
+        pod: str,
+        container: str | None = None,
+        *,
+        tail: int | None = None,
+        previous: bool = False,
+    ) -> str:
+        """Return the log of a container."""
+        query = {"container": container or "", "previous": "true" if previous else ""}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        data = self.raw(f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log", query)
+        return data.decode(errors="replace")
+
+    def exec(
+        self,
+        namespace: str,
+        pod: str,
+        command: Sequence[str],
+        *,
+        container: str | None = None,
+        stdin: str | None = None,
+        timeout_s: float = EXEC_S,
+    ) -> ExecResult:
+        """Run a command in a container; a non-zero exit status is a result, not an error.
+
+        Raises:
+            MissingTool: there is no kubectl.
+            WaitTimeout: the command ran past its time.
+        """
+        argv = [str(self._kubectl_path()), "--kubeconfig", str(self.kubeconfig)]
+        if self.context:
+            argv += ["--context", self.context]
+        argv += ["exec", "-n", namespace, pod]
+        if container:
+            argv += ["-c", container]
+        if stdin is not None:
+            argv.append("-i")
+        argv += ["--", *command]
+        try:
+            done = subprocess.run(
+                argv,
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise WaitTimeout(
+                f"command {' '.join(command)!r} in pod {namespace}/{pod} ran past {timeout_s:g} s",
+                why=_text(error.stderr)[-1000:] or "it printed nothing to standard error",
+            ) from error
+        return ExecResult(rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def pod_proxy(
+        self,
+        namespace: str,
+        pod: str,
+        port: int,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        scheme: Literal["http", "https"] = "http",
+    ) -> bytes:
+        """GET a path of a pod's port through the API server."""
+        target = f"{scheme}:{pod}:{port}"
+        base = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(target, safe=':')}/proxy"
+        return self.raw(f"{base}/{path.lstrip('/')}", query)
+
+    # --- server ----------------------------------------------------------------
+    def raw(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
+        """GET any path of the API server and return the body."""
+        return self._call("GET", path, what=f"{path} cannot be read", query=query)
+
+    def version(self) -> str:
+        """Return the server's version, such as ``v1.37.2``."""
+        found = self._json("GET", "/version", what="the server's version cannot be read")
+        return str(found["gitVersion"])
+
+    # --- below -----------------------------------------------------------------
+    def _kubectl_path(self) -> Path:
+        found = self._kubectl or shutil.which("kubectl")
+        if found is None or not Path(found).exists():
+            raise MissingTool(
+                "kubectl is needed to run a command in a pod",
+                why=f"{found} does not exist" if found else "it is not on PATH",
+                hint="bring the testbed's own cluster up once (`testbed up`), it brings kubectl",
+            )
+        return Path(found)
+
+    def _path(
+        self,
+        api_version: str,
+        kind: str,
+        name: str | None,
+        namespace: str | None,
+        *,
+        write: bool = False,
+    ) -> str:
+        resource = self._resource(api_version, kind)
+        parts = [_group_path(api_version)]
+        if resource.namespaced:
+            if namespace:
+                parts += ["namespaces", quote(namespace)]
+            elif name is not None or write:
+                raise ClusterError(f"{_named(kind, name or '', None)} needs a namespace")
+        elif namespace and kind != "Namespace":
+            raise ClusterError(f"{_named(kind, name or '', None)} belongs to no namespace")
+        parts.append(resource.plural)
+        if name is not None:
+            parts.append(quote(name))
+        return "/".join(parts)
+
+    def _resource(self, api_version: str, kind: str) -> _Resource:
+        known = self._resources.get(api_version)
+        if known is None:
+            found = self._json(
+                "GET", _group_path(api_version), what=f"the server does not know {api_version}"
+            )
+            known = {
+                item["kind"]: _Resource(item["name"], bool(item["namespaced"]))
+                for item in found["resources"]
+                if "/" not in item["name"]  # sub-resources
+            }
+            self._resources[api_version] = known
+        try:
+            return known[kind]
+        except KeyError:
+            raise ClusterError(f"the server's {api_version} has no kind {kind}") from None
+
+    def _stream(
+        self, path: str, select: Mapping[str, str], version: str, deadline: float
+    ) -> Iterator[Event]:
+        left = max(1.0, deadline - time.monotonic())
+        query = {
+            **select,
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(left) + 1),
+        }
+        response = self._open("GET", path, query, None, None, READ_S + left)
+        rest = b""
+        try:
+            if response.status >= 400:
+                raise _api_error(f"{path} cannot be watched", response.status, response.data)
+            for chunk in response.stream(amt=None, decode_content=True):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        event = json.loads(line)
+                        yield Event(kind=event["type"], object=event["object"])
+                if time.monotonic() >= deadline:
+                    return
+        except urllib3.exceptions.HTTPError:
+            return  # a broken stream: the caller lists again
+        finally:
+            # Not given back to the pool: an unread stream cannot be used again.
+            response.close()
+            response.release_conn()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str | None = None,
+    ) -> Object:
+        data = self._call(
+            method, path, what=what, query=query, body=body, content_type=content_type
+        )
+        try:
+            found = json.loads(data)
+        except ValueError as error:
+            raise ClusterError(what, why=f"the answer is not JSON: {data[:200]!r}") from error
+        if not isinstance(found, dict):
+            raise ClusterError(what, why=f"the answer is not an object: {data[:200]!r}")
+        return found
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str | None = None,
+    ) -> bytes:
+        timeout_s = READ_S if method == "GET" else WRITE_S
+        response = self._open(method, path, query, body, content_type, timeout_s)
+        try:
+            data: bytes = response.data
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.status >= 400:
+            raise _api_error(what, response.status, data)
+        return data
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: object,
+        content_type: str | None,
+        timeout_s: float,
+    ) -> urllib3.HTTPResponse:
+        url = self.server + path
+        if wanted := {key: value for key, value in (query or {}).items() if value}:
+            url += "?" + urlencode(wanted)
+        headers: dict[str, str] = {"Accept": "application/json, */*"}
+        if body is not None:
+            headers["Content-Type"] = content_type or "application/json"
+        self._api.update_params_for_auth(headers, [], ["BearerToken"])
+        try:
+            answer = self._api.call_api(
+                method, url, header_params=headers, body=body, _request_timeout=timeout_s
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unreachable(error) from error
+        response: urllib3.HTTPResponse = answer.response
+        return response
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) else error
+        return Unreachable(
+            f"the API server {self.server} does not answer",
+            why=str(cause),
+            hint="see `testbed status`",
+        )
+
+
+def _api_error(what: str, status: int, data: bytes) -> ApiError:
+    reason, message = "", data.decode(errors="replace").strip()
+    with contextlib.suppress(ValueError):
+        answer = json.loads(data)
+        if isinstance(answer, dict) and answer.get("kind") == "Status":
+            reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
+    return ApiError(what, status=status, reason=reason, message=message[:4000])
+
+
+def _group_path(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+def _named(kind: str, name: str, namespace: str | None) -> str:
+    return f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}".rstrip()
+
+
+def _write_query(dry_run: bool) -> dict[str, str]:
+    query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    if dry_run:
+        query["dryRun"] = "All"
+    return query
+
+
+def _is_loopback(server: str) -> bool:
+    host = urlsplit(server).hostname or ""
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _text(data: str | bytes | None) -> str:
+    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""
