@@ -36,6 +36,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # a stable word: memory_cap, visible_size, card_bytes, …
     verdict: Verdict
     pod: str = ""
+    variant: str = ""  # which of several ways, such as the allocator
     asked: float | str | None = None
     workload: float | str | None = None
     card: float | str | None = None

@@ -1,0 +1,126 @@
+"""Cases on disk: ``scenarios/<question>/<case>.yaml`` beside ``question.py``."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from testbed.errors import InputError
+from testbed.lab.scenario.question import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One parameter file of a question."""
+
+    question: str
+    name: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.question}/{self.name}"
+
+    @property
+    def folder(self) -> Path:
+        """The question's folder."""
+        return self.path.parent
+
+
+def find_cases(root: Path, patterns: tuple[str, ...] = ("*",)) -> tuple[Case, ...]:
+    """Return the cases whose ``question/case`` matches one of the patterns.
+
+    A pattern may be a glob (``co_location/*``), a question's name alone, or the path
+    of a parameter file.
+
+    Raises:
+        InputError: there are no scenarios below ``root``, or a pattern matches none.
+    """
+    every = tuple(
+        Case(question=path.parent.name, name=path.stem, path=path)
+        for path in sorted(root.glob("*/*.yaml"))
+        if (path.parent / "question.py").exists()
+    )
+    if not every:
+        raise InputError(f"no scenarios below {root}", hint="run this in a clone of the project")
+    found: dict[str, Case] = {}
+    for pattern in patterns:
+        wanted = pattern.removesuffix(".yaml").removeprefix(f"{root.name}/")
+        matches = [
+            case
+            for case in every
+            if fnmatch.fnmatchcase(str(case), wanted)
+            or case.question == wanted
+            or Path(pattern).absolute() == case.path.absolute()
+            or wanted == "*"
+        ]
+        if not matches:
+            raise InputError(
+                f"no case matches {pattern!r}",
+                hint="`testbed ls` lists them: " + ", ".join(str(case) for case in every),
+            )
+        found.update((str(case), case) for case in matches)
+    return tuple(found.values())
+
+
+def load_question(folder: Path) -> Question:
+    """Import ``question.py`` of a folder and return its ``QUESTION``.
+
+    Raises:
+        InputError: there is no such file or it defines no question.
+    """
+    path = folder / "question.py"
+    name = f"scenarios_{folder.name}_question"
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
+        module = sys.modules[name]
+    else:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None or not path.exists():
+            raise InputError(f"there is no question in {folder}", why=f"{path} does not exist")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    question = getattr(module, "QUESTION", None)
+    if question is None:
+        raise InputError(f"{path} defines no QUESTION")
+    return question  # type: ignore[no-any-return]
+
+
+def load_parameters(path: Path) -> dict[str, Any]:
+    """Return a parameter file as a mapping.
+
+    Raises:
+        InputError: not readable, not YAML, or not a mapping.
+    """
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise InputError(f"{path} cannot be read", why=str(error)) from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path} is not a parameter file", why="it holds no mapping")
+    return document
+
+
+def checked_parameters(question: Question, values: dict[str, Any]) -> Any:
+    """Return the question's parameters from plain values.
+
+    Raises:
+        InputError: an unknown name, a missing or mistyped value, or an impossible
+            combination, before anything runs.
+    """
+    try:
+        parameters = msgspec.convert(values, question.parameters)
+    except msgspec.ValidationError as error:
+        raise InputError(
+            f"the parameters do not fit the question {question.name}",
+            why=str(error),
+            hint="allowed: " + ", ".join(question.parameters.__struct_fields__),
+        ) from error
+    question.validate(parameters)
+    return parameters

@@ -1,0 +1,101 @@
+"""Manifests of a case's pods (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.lab.scenario.question import PodPlan
+from testbed.stack import names
+from testbed.stack.codec import decode_pod_shares
+
+WORKLOAD_FOLDER = "/workload"
+CONTAINER = "main"
+
+
+def namespace_manifest(name: str) -> dict[str, Any]:
+    """Return the namespace that holds one trial."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"vgpu-testbed.dev/trial": "true"}},
+    }
+
+
+def workload_manifest(namespace: str, folder: Path, plans: Sequence[PodPlan]) -> dict[str, Any]:
+    """Return the ConfigMap with the workloads' sources."""
+    files = sorted({plan.workload for plan in plans})
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "workload", "namespace": namespace},
+        "data": {name: (folder / name).read_text() for name in files},
+    }
+
+
+def pod_manifest(
+    namespace: str,
+    plan: PodPlan,
+    *,
+    image: str,
+    pin: Mapping[str, str] | None = None,
+    node: str = "",
+    run_as_user: int | None = None,
+) -> dict[str, Any]:
+    """Return one pod of a case.
+
+    Args:
+        namespace: The trial's namespace.
+        plan: What the question asks for.
+        image: Reference of the PyTorch image.
+        pin: Annotations that pin the pod to cards (control runs).
+        node: Node that the pod is pinned to, by selector (control runs).
+        run_as_user: Another user than the image's.
+    """
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["python3", "-u", f"{WORKLOAD_FOLDER}/{plan.workload}"],
+                "env": [{"name": "WORKLOAD_PARAMETERS", "value": json.dumps(plan.parameters)}],
+                "resources": {"limits": dict(plan.limits)},
+                "volumeMounts": [
+                    {"name": "workload", "mountPath": WORKLOAD_FOLDER, "readOnly": True}
+                ],
+            }
+        ],
+        "volumes": [{"name": "workload", "configMap": {"name": "workload"}}],
+    }
+    if plan.scheduler:
+        spec["schedulerName"] = plan.scheduler
+    if node:
+        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
+    if run_as_user is not None:
+        spec["securityContext"] = {"runAsUser": run_as_user, "runAsGroup": run_as_user}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": plan.name,
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/managed-by": "vgpu-testbed"},
+            "annotations": {**plan.annotations, **(pin or {})},
+        },
+        "spec": spec,
+    }
+
+
+def pins(pod: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return node and annotations that put a copy of a finished pod in the same place."""
+    notes = pod.get("metadata", {}).get("annotations", {})
+    shares = decode_pod_shares(notes.get(names.POD_ALLOCATED, ""))
+    uuids = [share.uuid for container in shares for share in container]
+    return pod.get("spec", {}).get("nodeName", ""), {names.USE_UUID: ",".join(uuids)}

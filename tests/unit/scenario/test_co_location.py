@@ -1,0 +1,246 @@
+"""The judgement of the co-location question, on trials made up in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from testbed.errors import InputError
+from testbed.lab.scenario.cases import checked_parameters, find_cases, load_parameters
+from testbed.lab.scenario.question import Sample
+from testbed.lab.scenario.record import case_verdict
+from testbed.stack import names
+from testbed.units import MIB
+
+from .conftest import ROOT, UUID, make_trial
+
+AT_CAP = {"a": 30720, "b": 20480}
+
+
+def verdicts(checks, name):
+    return {(check.pod, check.verdict) for check in checks if check.name == name}
+
+
+def change(trial, pod, **changes):
+    """Return the trial with one pod's trace changed."""
+    return replace(trial, pods={**trial.pods, pod: replace(trial.pods[pod], **changes)})
+
+
+def edit_events(trial, pod, kind, **fields):
+    events = tuple({**e, **fields} if e["event"] == kind else e for e in trial.pods[pod].events)
+    return change(trial, pod, events=events)
+
+
+def drop_events(trial, pod, kind):
+    return change(trial, pod, events=tuple(e for e in trial.pods[pod].events if e["event"] != kind))
+
+
+def test_pods_at_their_caps_pass(co_location):
+    trial = make_trial(co_location.parameters, AT_CAP)
+    checks = co_location.question.checks(co_location.parameters, trial)
+    assert {c.verdict for c in checks} == {"pass", "skipped"}
+    assert {c.name for c in checks if c.verdict == "skipped"} == {"share_card"}
+    # 4 allocators x (memory_cap, card_bytes, survives) + visible, annotations, share; two pods
+    assert len(checks) == 2 * (4 * 3 + 3)
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [(30720, "pass"), (30718, "pass"), (30717.9, "fail"), (30720.1, "fail"), (30722, "fail")],
+)
+def test_the_cap_holds_from_one_granule_below_to_the_byte(co_location, used, expected):
+    trial = edit_events(
+        make_trial(co_location.parameters, AT_CAP),
+        "a",
+        "holding",
+        bytes=int(used * MIB),
+        refused=True,
+    )
+    checks = co_location.question.checks(co_location.parameters, trial)
+    assert verdicts(checks, "memory_cap") == {("a", expected), ("b", "pass")}
+
+
+def test_a_pod_that_was_never_refused_fails(co_location):
+    trial = edit_events(make_trial(co_location.parameters, AT_CAP), "b", "holding", refused=False)
+    checks = co_location.question.checks(co_location.parameters, trial)
+    assert verdicts(checks, "memory_cap") == {("a", "pass"), ("b", "fail")}
+
+
+def test_the_card_counts_more_than_the_pod(co_location):
+    trial = make_trial(co_location.parameters, {"a": 30700, "b": 20480})
+    more = tuple(
+        replace(s, bytes=s.bytes + 4 * MIB) if s.pod_uid == "uid-a" else s for s in trial.samples
+    )
+    checks = co_location.question.checks(co_location.parameters, replace(trial, samples=more))
+    assert ("a", "fail") in verdicts(checks, "card_bytes")
+    assert "disagree" in {c.reason.split("the card and the pod ")[-1] for c in checks}
+
+
+def test_one_sample_above_the_cap_fails_even_if_the_rest_hold(co_location):
+    trial = make_trial(co_location.parameters, AT_CAP)
+    peak = Sample(
+        time=100.5, uuid=UUID, pid=40, pod_uid="uid-a", container="main", bytes=30722 * MIB
+    )
+    checks = co_location.question.checks(
+        co_location.parameters, replace(trial, samples=(*trial.samples, peak))
+    )
+    failed = [c for c in checks if c.verdict == "fail"]
+    assert [(c.name, c.pod, c.variant) for c in failed] == [("card_bytes", "a", "uncached")]
+    assert failed[0].card == 30722
+
+
+def test_no_sample_while_full_is_an_error_not_a_pass(co_location):
+    trial = replace(make_trial(co_location.parameters, AT_CAP), samples=())
+    checks = co_location.question.checks(co_location.parameters, trial)
+    assert verdicts(checks, "card_bytes") == {("a", "error"), ("b", "error")}
+
+
+def test_bytes_of_no_pod_are_an_error(co_location):
+    trial = make_trial(co_location.parameters, AT_CAP)
+    stranger = Sample(time=101.3, uuid=UUID, pid=9, pod_uid="unknown", container="", bytes=MIB)
+    checks = co_location.question.checks(
+        co_location.parameters, replace(trial, samples=(*trial.samples, stranger))
+    )
+    assert verdicts(checks, "card_bytes") == {("a", "error"), ("b", "error")}
+
+
+def test_one_interface_that_tells_the_whole_card_fails(co_location):
+    trial = make_trial(co_location.parameters, AT_CAP)
+    events = [dict(e) for e in trial.pods["a"].events]
+    events[0]["sizes"] = {**events[0]["sizes"], "nvml_total": 81920 * MIB}
+    checks = co_location.question.checks(
+        co_location.parameters, change(trial, "a", events=tuple(events))
+    )
+    assert verdicts(checks, "visible_size") == {("a", "fail"), ("b", "pass")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"equal": False}, "different"),
+        ({"again": 425 * MIB}, "not counted"),
+        ({"freed_to": 30720 * MIB, "again": 30976 * MIB}, "given back"),
+    ],
+)
+def test_a_pod_that_does_not_survive(co_location, fields, word):
+    trial = edit_events(make_trial(co_location.parameters, AT_CAP), "a", "survived", **fields)
+    checks = co_location.question.checks(co_location.parameters, trial)
+    assert verdicts(checks, "survives") == {("a", "fail"), ("b", "pass")}
+    assert any(word in c.reason for c in checks)
+
+
+@pytest.mark.parametrize("kind", ["holding", "released", "visible", "survived"])
+def test_a_missing_event_is_an_error(co_location, kind):
+    trial = drop_events(make_trial(co_location.parameters, AT_CAP), "a", kind)
+    checks = co_location.question.checks(co_location.parameters, trial)
+    control = co_location.question.control(
+        co_location.parameters, make_trial(co_location.parameters, {"a": 33792, "b": 22528})
+    )
+    assert case_verdict(checks, control, asserts_limit=True) == "error" or kind == "visible"
+    assert "error" in {c.verdict for c in checks}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        (names.POD_ALLOCATED, f"{UUID},NVIDIA,30721,50:;", "promised"),
+        (names.POD_ALLOCATED, "GPU-other,NVIDIA,30720,50:;", "not registered"),
+        (names.POD_ALLOCATED, "", "0 devices"),
+        (names.POD_ALLOCATED, "garbage;", "cannot be read"),
+        (names.POD_TO_ALLOCATE, f"{UUID},NVIDIA,30720,50:;", "not used up"),
+        (names.POD_BIND_PHASE, "allocating", "bind-phase"),
+        (names.POD_NODE, "n2", "not n1"),
+    ],
+)
+def test_annotations_that_contradict(co_location, key, value, word):
+    trial = make_trial(co_location.parameters, AT_CAP)
+    pod = trial.pods["a"].object
+    notes = {**pod["metadata"]["annotations"], key: value}
+    wrong = {**pod, "metadata": {**pod["metadata"], "annotations": notes}}
+    checks = co_location.question.checks(co_location.parameters, change(trial, "a", object=wrong))
+    assert verdicts(checks, "annotations") == {("a", "fail"), ("b", "pass")}
+    assert any(word in c.reason for c in checks)
+
+
+def test_a_pod_that_the_ledger_does_not_know(co_location):
+    trial = replace(make_trial(co_location.parameters, AT_CAP), ledger={})
+    checks = co_location.question.checks(co_location.parameters, trial)
+    assert verdicts(checks, "annotations") == {("a", "fail"), ("b", "fail")}
+
+
+def test_the_control_must_pass_its_caps(co_location):
+    free = make_trial(co_location.parameters, {"a": 33792, "b": 22528}, "off")
+    control = co_location.question.control(co_location.parameters, free)
+    assert control.verdict == "pass"
+    assert {c.verdict for c in control.checks} == {"fail"}
+
+
+@pytest.mark.parametrize("used", [AT_CAP, {"a": 33792, "b": 20480}, {"a": 100, "b": 22528}])
+def test_a_control_that_holds_a_cap_is_an_error(co_location, used):
+    control = co_location.question.control(
+        co_location.parameters, make_trial(co_location.parameters, used, "off")
+    )
+    assert control.verdict == "error"
+
+
+def test_a_control_without_samples_is_an_error(co_location):
+    free = make_trial(co_location.parameters, {"a": 33792, "b": 22528}, "off")
+    control = co_location.question.control(co_location.parameters, replace(free, samples=()))
+    assert control.verdict == "error"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"podz": {}},
+        {"pods": {}},
+        {"pods": {"a": {"gpumem": "much"}}},
+        {"pods": {"a": {"gpumem": 30720, "cores": 5}}},
+        {"pods": {"a": {"gpumem": 10}}},
+        {"pods": {"a": {"gpumem": 30720, "gpu": 2}}},
+        {"pods": {"a": {"gpumem": 30720, "gpucores": 101}}},
+        {"pods": {"A!": {"gpumem": 30720}}},
+        {"pods": {"a": {"gpumem": 30720}}, "allocators": ["magic"]},
+        {"pods": {"a": {"gpumem": 30720}}, "allocators": []},
+        {"pods": {"a": {"gpumem": 30720}}, "ceiling_pct": 100},
+        {"pods": {"a": {"gpumem": 30720}}, "hold_seconds": 0},
+    ],
+)
+def test_bad_parameters_are_refused_before_anything_runs(co_location, values):
+    with pytest.raises(InputError):
+        checked_parameters(co_location.question, values)
+
+
+def test_the_ceiling_lies_above_the_cap(co_location):
+    for plan in co_location.question.plan(co_location.parameters):
+        assert plan.parameters["ceiling_mib"] > int(plan.limits[names.RESOURCE_MEMORY])
+
+
+def test_cases_are_found_by_pattern_question_and_path():
+    root = ROOT / "scenarios"
+    everything = {str(c) for c in find_cases(root)}
+    assert "co_location/a100-example" in everything
+    for pattern in ("co_location/*", "co_location", str(root / "co_location/a100-example.yaml")):
+        assert "co_location/a100-example" in {str(c) for c in find_cases(root, (pattern,))}
+    with pytest.raises(InputError, match="no case matches"):
+        find_cases(root, ("nothing/here",))
+    with pytest.raises(InputError):
+        find_cases(root / "nowhere")
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "word"])
+def test_a_parameter_file_that_is_none(tmp_path, content):
+    path = tmp_path / "x.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError):
+        load_parameters(path)
+
+
+def test_the_plot_shows_pods_and_caps(co_location):
+    trial = make_trial(co_location.parameters, AT_CAP)
+    free = make_trial(co_location.parameters, {"a": 33792, "b": 22528}, "off")
+    figure = co_location.question.plot(co_location.parameters, trial, free)
+    texts = {t.get_text() for axis in figure.axes for t in axis.texts}
+    assert {"cap a: 30 GiB", "cap b: 20 GiB"} <= texts
+    assert len(figure.axes) == 2
