@@ -1,0 +1,59 @@
+"""Where a node's driver lies, and whether it is the emulated one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import InputError
+from testbed.stack import names
+
+NVML_FILE = "libnvidia-ml.so.1"
+
+#: Driver roots of hardware: the host's own driver, the GPU operator's, GKE's.
+HARDWARE_ROOTS = ("/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
+
+#: Below a hardware root, in the order of the loaders of the big distributions.
+LIBRARY_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverRoot:
+    """The driver of one node.
+
+    Attributes:
+        path: On the node; what CDI specs name.
+        emulated: True for the emulated card's driver box.
+        nvml: NVML's file as this process sees it.
+    """
+
+    path: str
+    emulated: bool
+    nvml: Path
+
+
+def find_driver_root(wanted: str | None, *, host: Path = Path("/")) -> DriverRoot:
+    """Return the driver root, detected among the hardware's where none is wanted.
+
+    Args:
+        wanted: The manifest value ``driverRoot``; None or ``auto`` detects.
+        host: Where this process sees the node's file system.
+
+    Raises:
+        InputError: there is no driver; the text lists where was looked.
+    """
+    roots = HARDWARE_ROOTS if wanted in (None, "", "auto") else (str(wanted),)
+    looked: list[str] = []
+    for root in roots:
+        seen = host / root.lstrip("/")
+        emulated = (seen / names.EMULATION_MARK).exists()
+        for folder in ("driver",) if emulated else LIBRARY_FOLDERS:
+            library = seen / folder / NVML_FILE
+            looked.append(str(library))
+            if library.exists():
+                return DriverRoot(path=root, emulated=emulated, nvml=library)
+    raise InputError(
+        "no GPU driver on this node",
+        why="none of " + ", ".join(looked) + " exists",
+        hint="set driverRoot to the folder of the node's driver",
+    )
