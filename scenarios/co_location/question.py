@@ -126,7 +126,7 @@ class CoLocation:
                 found.append(card_bytes(asked, trace, allocator, trial))
                 found.append(survives(asked, trace, allocator))
             found.append(visible_size(asked, trace, parameters.allocators))
-            found.append(annotations(asked, trace, trial))
+            found.append(annotations_agree(asked, trace, trial))
             found.append(
                 Check(
                     name="share_card",
@@ -326,7 +326,7 @@ def survives(asked: PodParameters, trace: PodTrace, allocator: str) -> Check:
     )
 
 
-def annotations(asked: PodParameters, trace: PodTrace, trial: Trial) -> Check:
+def annotations_agree(asked: PodParameters, trace: PodTrace, trial: Trial) -> Check:
     """Do pod, ledger and node tell the same story, in the contract's words?"""
     base = Check(
         name="annotations",

@@ -1,0 +1,5 @@
+"""The ``testbed`` command."""
+
+from testbed.cli.main import main
+
+__all__ = ["main"]

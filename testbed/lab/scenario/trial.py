@@ -72,7 +72,8 @@ class _Watched:
         gone = {e["phase"] for e in self.events if e["event"] in ("released", "error")}
         for event in reversed(open_phases):
             if event["phase"] not in gone and event["phase"] not in self.released:
-                return event
+                found: Mapping[str, Any] = event
+                return found
         return None
 
 
@@ -115,7 +116,8 @@ def run_trial(
     samples: dict[tuple[float, str, int], Sample] = {}
     source, now, _ = access.cards(started)
     since = now - 1.0
-    registered, ledger = access.registered(), {}
+    registered = access.registered()
+    ledger: Mapping[str, Any] = {}
     access.start(manifests)
     while True:
         for pod in watched.values():

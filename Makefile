@@ -1,0 +1,50 @@
+# GPU sharing on Kubernetes, proven end to end.  `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup native e2e test lint test-unit test-native test-component test-e2e clean
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CASES  ?= co_location/a100-example
+ARGS   ?=
+export PYTHONDONTWRITEBYTECODE := 1
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.stamp ## Make the virtual environment from the lock file
+
+$(VENV)/.stamp: requirements.lock pyproject.toml
+	@tools/setup-venv "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+native: setup ## Build the C libraries and programs
+	@$(BIN)/python -m testbed.native.build
+
+e2e: native ## Main job: cluster, stack, notebook, checks, verdict
+	@$(BIN)/testbed run $(CASES) $(ARGS)
+
+test: lint test-unit test-native test-component test-e2e ## Run all tests
+
+lint: native ## Lint, types, import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+test-unit: native ## Pure parts, no network, no cluster
+	@$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
+
+test-native: native ## C libraries, then once more with sanitizers
+	@$(BIN)/python -m pytest tests/native $(ARGS)
+
+test-component: native ## Webhook, extender, plugin, monitor against a real API server
+	@$(BIN)/python -m pytest tests/component $(ARGS)
+
+test-e2e: native ## Process cluster and the core cases
+	@$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+clean: ## Remove what was built in this folder (downloads stay in ~/.cache/vgpu-testbed)
+	@rm -rf build dist testbed/native/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
