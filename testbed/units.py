@@ -6,7 +6,7 @@ The unit is in every name: ``_mib`` (2**20 bytes), ``_bytes``, ``_pct`` (0..100)
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 
 from testbed.errors import InputError
 
@@ -33,9 +33,13 @@ _SUFFIX: dict[str, Decimal] = {
     "Ei": Decimal(2**60),
 }
 _QUANTITY = re.compile(
-    r"^(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+))"
-    r"(?:(?P<exp>[eE][+-]?\d+)|(?P<suffix>[numkMGTPE]|[KMGTPE]i)?)$"
+    r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
+    r"(?:(?P<exp>[eE][+-]?[0-9]{1,3})|(?P<suffix>[numkMGTPE]|[KMGTPE]i)?)"
 )
+#: Longer texts are nobody's quantity, and would cost time and memory without bound.
+_LONGEST = 64
+#: Enough digits for every text of that length, so that nothing is rounded.
+_EXACT = Context(prec=2048)
 
 
 def quantity(text: str | int | float) -> Decimal:
@@ -45,22 +49,22 @@ def quantity(text: str | int | float) -> Decimal:
         InputError: the text is not a quantity.
     """
     raw = str(text).strip()
-    match = _QUANTITY.match(raw)
+    match = _QUANTITY.fullmatch(raw) if len(raw) <= _LONGEST else None
     if match is None:
         raise InputError(
-            f"{raw!r} is not a Kubernetes quantity", hint="write a number such as 3000"
+            f"{raw[:_LONGEST]!r} is not a Kubernetes quantity", hint="write a number such as 3000"
         )
     try:
         number = Decimal(match["number"] + (match["exp"] or ""))
     except InvalidOperation as error:  # pragma: no cover - the pattern admits numbers only
         raise InputError(f"{raw!r} is not a number") from error
-    return number * _SUFFIX[match["suffix"] or ""]
+    return _EXACT.multiply(number, _SUFFIX[match["suffix"] or ""])
 
 
 def whole(text: str | int | float) -> int | None:
     """Return a quantity as an integer, or None where it is not a whole number."""
     value = quantity(text)
-    return int(value) if value == value.to_integral_value() else None
+    return int(value) if value == value.to_integral_value(context=_EXACT) else None
 
 
 def mib_text(mib: float) -> str:

@@ -55,6 +55,10 @@ USE_TYPE = "nvidia.com/use-gputype"
 NOUSE_TYPE = "nvidia.com/nouse-gputype"
 USE_UUID = "nvidia.com/use-gpuuuid"
 NOUSE_UUID = "nvidia.com/nouse-gpuuuid"
+NUMA_BIND = "nvidia.com/numa-bind"
+VGPU_MODE = "nvidia.com/vgpu-mode"
+NODE_POLICY = "hami.io/node-scheduler-policy"
+CARD_POLICY = "hami.io/gpu-scheduler-policy"
 
 WEBHOOK_LABEL = "hami.io/webhook"
 WEBHOOK_IGNORE = "ignore"
@@ -96,5 +100,6 @@ POD_RESOURCES_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 # --- Ports -----------------------------------------------------------------
 PORT_WEBHOOK = 8443
 PORT_EXTENDER = 9443
+PORT_EXTENDER_OBSERVE = 9395  # plain HTTP, read only: /healthz, /readyz, /debug/...
 PORT_PLUGIN_HEALTH = 9396
 PORT_MONITOR = 9394

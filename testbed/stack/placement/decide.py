@@ -1,0 +1,124 @@
+"""The decision: the best node of those offered, and the shares on it.
+
+The offer is the scheduler's ``NodeNames``, still as JSON bytes: the ledger's best
+candidates are looked up in it as quoted names, and only when those fail are all
+names decoded (5,000 names cost more than the whole decision).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from testbed.errors import CodecError
+from testbed.stack.model import PodShares
+from testbed.stack.placement.fit import may_fit, place, score, shares_of
+from testbed.stack.placement.ledger import Floats, Ledger, Rows
+from testbed.stack.placement.request import PodRequest
+
+#: Candidates that are looked up in the raw bytes before all names are decoded.
+_TRIES = 8
+#: Several containers: rows placed at once, growing, since the first candidates of
+#: binpack are the nearly full nodes.
+_CHUNK, _GROWTH = 32, 4
+
+_decode_names = msgspec.json.Decoder(list[str]).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Where a pod goes."""
+
+    node: str
+    shares: PodShares
+    score: float
+
+
+class Offer:
+    """The node names that the scheduler offers, decoded when needed."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._names: list[str] | None = None
+
+    @classmethod
+    def of(cls, names: list[str]) -> Offer:
+        return cls(msgspec.json.encode(names))
+
+    def holds(self, quoted: bytes) -> bool:
+        return quoted in self._raw
+
+    @property
+    def names(self) -> list[str]:
+        """Return all names.
+
+        Raises:
+            CodecError: the value is not a list of strings.
+        """
+        if self._names is None:
+            try:
+                self._names = _decode_names(self._raw)
+            except msgspec.DecodeError as error:
+                raise CodecError("NodeNames cannot be read", why=str(error)) from error
+        return self._names
+
+    def rows(self, ledger: Ledger) -> Rows:
+        """Return the rows of the offered nodes that have cards, ascending."""
+        known = {row for row in map(ledger.row_of, self.names) if row is not None}
+        return np.array(sorted(known), np.int64)
+
+
+def decide(ledger: Ledger, pod: PodRequest, offer: Offer) -> Choice | None:
+    """Return the best fitting node of the offer; None if none fits.
+
+    Best is the highest score for binpack and the lowest for spread; of equals the
+    lowest row.
+    """
+    if ledger.size == 0:
+        return None
+    grades = score(ledger, pod)
+    sign = 1.0 if pod.node_policy == "binpack" else -1.0
+    key = np.where(may_fit(ledger, pod), grades * sign, -np.inf)
+    several = sum(1 for request in pod.containers if request.count) > 1
+    if not several:
+        for row in _best(key, _TRIES):
+            if offer.holds(ledger.quoted(row)):
+                choice = _try(ledger, pod, np.array([row], np.int64), grades)
+                if choice is not None:
+                    return choice
+    rows = offer.rows(ledger)
+    rows = rows[key[rows] > -np.inf]
+    rows = rows[np.argsort(-key[rows], kind="stable")]
+    start, step = 0, _CHUNK if several else 1
+    while start < len(rows):
+        choice = _try(ledger, pod, rows[start : start + step], grades)
+        if choice is not None:
+            return choice
+        start, step = start + step, step * _GROWTH
+    return None
+
+
+def _best(key: Floats, tries: int) -> Iterator[int]:
+    rest = key.copy()
+    for _ in range(min(tries, len(rest))):
+        row = int(rest.argmax())
+        if rest[row] == -np.inf:
+            return
+        yield row
+        rest[row] = -np.inf
+
+
+def _try(ledger: Ledger, pod: PodRequest, rows: Rows, grades: Floats) -> Choice | None:
+    placement = place(ledger, pod, rows)
+    at = int(placement.fits.argmax())
+    if not placement.fits[at]:
+        return None
+    row = int(rows[at])
+    return Choice(
+        node=ledger.name_of(row),
+        shares=shares_of(ledger, pod, placement, at, row),
+        score=float(grades[row]),
+    )

@@ -1,0 +1,242 @@
+"""Which nodes a pod fits on, which cards it gets there, and how good that is.
+
+``may_fit`` asks every container on its own: exact for a pod with one asking
+container, necessary for one with several. ``place`` walks the containers in order
+on the rows it is given, each on what the ones before it left, and is exact.
+
+A card takes a container when it is usable and of a wanted type and uuid, has a
+free slot, enough memory and cores; a container that asks for 100 % needs a card
+that nobody uses, and one that asks for 0 % needs a card with cores left (HAMi).
+One container never gets the same card twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.stack.model import Constraint, PodShares, Request, Share
+from testbed.stack.placement.effective import Kind
+from testbed.stack.placement.ledger import Floats, Ledger, Mask, Numbers, Rows, count_true
+from testbed.stack.placement.request import PodRequest
+
+EXCLUSIVE_PCT = 100
+
+
+@dataclass(slots=True)
+class Left:
+    """What is left of the cards of some rows while containers are being placed."""
+
+    slots: Numbers
+    mem: Numbers
+    core: Numbers
+
+    def copy(self) -> Left:
+        return Left(self.slots.copy(), self.mem.copy(), self.core.copy())
+
+    def take(self, picks: Numbers, need: Numbers, core_pct: int) -> None:
+        rows = np.arange(len(picks))[:, None]
+        self.slots[rows, picks] -= 1
+        self.mem[rows, picks] -= need[rows, picks]
+        self.core[rows, picks] -= core_pct
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The outcome of ``place`` for some rows.
+
+    Attributes:
+        fits: For each row, whether all containers found their cards.
+        picks: For each container the columns, ascending (rows by count); empty
+            arrays for containers that ask for nothing. Meaningless where not ``fits``.
+    """
+
+    fits: Mask
+    picks: tuple[Numbers, ...]
+
+
+def allowed(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
+    """Return the cards that a pod accepts by type and uuid; None means all."""
+    by_type = type_mask(ledger, constraint, rows)
+    by_uuid = uuid_mask(ledger, constraint, rows)
+    if by_type is None or by_uuid is None:
+        return by_uuid if by_type is None else by_type
+    return by_type & by_uuid
+
+
+def type_mask(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
+    """Return the cards of a wanted type (case-insensitive part of the model's name)."""
+    if not constraint.use_types and not constraint.nouse_types:
+        return None
+    models = [model.lower() for model in ledger.models()]
+    use = [word.lower() for word in constraint.use_types]
+    nouse = [word.lower() for word in constraint.nouse_types]
+    wanted = np.array(
+        [
+            (not use or any(word in model for word in use))
+            and not any(word in model for word in nouse)
+            for model in models
+        ]
+        or [False],
+        np.bool_,
+    )
+    mask: Mask = wanted[ledger.model[rows]]
+    return mask
+
+
+def uuid_mask(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
+    """Return the cards that are named, less those that are named to be left out."""
+    if not constraint.use_uuids and not constraint.nouse_uuids:
+        return None
+    mask = np.full(ledger.present.shape, not constraint.use_uuids, np.bool_)
+    for uuid in constraint.use_uuids:
+        for place in ledger.places_of(uuid):
+            mask[place] = True
+    for uuid in constraint.nouse_uuids:
+        for place in ledger.places_of(uuid):
+            mask[place] = False
+    chosen: Mask = mask[rows]
+    return chosen
+
+
+def memory_need(request: Request, mem_total: Numbers) -> Numbers:
+    """Return what the container takes of each card, MiB (a percentage is rounded down)."""
+    if request.mem_mib is not None:
+        return np.full(mem_total.shape, request.mem_mib, np.int64)
+    need: Numbers = mem_total * (request.mem_pct or 0) // 100
+    return need
+
+
+def card_fits(
+    request: Request, left: Left, usable: Mask, need: Numbers, slots_total: Numbers
+) -> Mask:
+    """Return the cards that take this container as things stand in ``left``."""
+    fits: Mask = usable & (left.slots > 0) & (left.mem >= need)
+    fits &= left.core >= max(request.core_pct, 1)
+    if request.core_pct >= EXCLUSIVE_PCT:
+        fits &= left.slots == slots_total
+    return fits
+
+
+def may_fit(ledger: Ledger, pod: PodRequest) -> Mask:
+    """Return, for every row, whether each container on its own finds its cards."""
+    rows = slice(0, ledger.size)
+    usable = ledger.usable[rows]
+    accepted = allowed(ledger, pod.constraint, rows)
+    if accepted is not None:
+        usable = usable & accepted
+    left = Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows])
+    result: Mask = np.ones(ledger.size, np.bool_)
+    for request in {r for r in pod.containers if r.count}:
+        need = memory_need(request, ledger.mem_total[rows])
+        fits = card_fits(request, left, usable, need, ledger.slots_total[rows])
+        result &= count_true(fits) >= request.count
+    return result
+
+
+def place(ledger: Ledger, pod: PodRequest, rows: Rows) -> Placement:
+    """Place a pod on each of some rows, container by container.
+
+    A plain init container is placed beside the sidecars started so far and gives
+    its share back; sidecars and apps keep theirs.
+    """
+    usable = ledger.usable[rows]
+    accepted = allowed(ledger, pod.constraint, rows)
+    if accepted is not None:
+        usable = usable & accepted
+    mem_total, slots_total = ledger.mem_total[rows], ledger.slots_total[rows]
+    core_total = ledger.core_total[rows]
+    running = Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows]).copy()
+    alive: Mask = np.ones(len(rows), np.bool_)
+    nothing: Numbers = np.zeros((len(rows), 0), np.int64)
+    picks: list[Numbers] = []
+    for request, kind in zip(pod.containers, pod.kinds, strict=True):
+        if not request.count:
+            picks.append(nothing)
+            continue
+        if request.count > ledger.width:
+            return Placement(np.zeros(len(rows), np.bool_), tuple(picks))
+        left = running.copy() if kind is Kind.INIT else running
+        need = memory_need(request, mem_total)
+        fits = card_fits(request, left, usable, need, slots_total)
+        alive &= count_true(fits) >= request.count
+        if not alive.any():
+            return Placement(alive, tuple(picks))
+        fill = (
+            (slots_total - left.slots + 1) / np.maximum(slots_total, 1)
+            + (mem_total - left.mem + need) / np.maximum(mem_total, 1)
+            + (core_total - left.core + request.core_pct) / np.maximum(core_total, 1)
+        )
+        chosen = _choose(fill, fits, request.count, pod.card_policy)
+        left.take(chosen, need, request.core_pct)
+        picks.append(chosen)
+    return Placement(alive, tuple(picks))
+
+
+def _choose(fill: Floats, fits: Mask, count: int, policy: str) -> Numbers:
+    """Return the columns of the best cards: fullest first, or emptiest first."""
+    key = np.where(fits, -fill if policy == "binpack" else fill, np.inf)
+    if count == 1:
+        best: Numbers = key.argmin(axis=1)[:, None].astype(np.int64)
+        return best
+    order: NDArray[np.int64] = np.argsort(key, axis=1, kind="stable")[:, :count]
+    ascending: Numbers = np.sort(order, axis=1)
+    return ascending
+
+
+def shares_of(
+    ledger: Ledger, pod: PodRequest, placement: Placement, at: int, row: int
+) -> PodShares:
+    """Return one row's placement as what each container was promised.
+
+    Args:
+        at: Position of the row in the placement.
+        row: Its row in the ledger.
+    """
+    cards = ledger.cards_of(ledger.name_of(row))
+    return tuple(
+        tuple(
+            Share(
+                uuid=cards[column].uuid,
+                vendor=cards[column].vendor,
+                mem_mib=int(memory_need(request, ledger.mem_total[row, column : column + 1])[0]),
+                core_pct=request.core_pct,
+            )
+            for column in columns[at].tolist()
+        )
+        for request, columns in zip(pod.containers, placement.picks, strict=True)
+    )
+
+
+def score(ledger: Ledger, pod: PodRequest) -> Floats:
+    """Return each row's score on HAMi's scale: 10 times the sum of the three fill
+    grades (slots, memory, cores) *with* the pod on it (HAMi #1699, #2870)."""
+    rows = slice(0, ledger.size)
+    slots, mem, mem_pct, cores = _asked(pod)
+    total = np.maximum(ledger.total[rows], 1)
+    cards = np.maximum(count_true(ledger.present[rows]), 1)
+    # A percentage is of one card; over unequal cards of a node the mean is meant.
+    wanted_mem = mem + mem_pct * ledger.total[rows, 1] / (100 * cards)
+    grade: Floats = (
+        (ledger.used[rows, 0] + slots) / total[:, 0]
+        + (ledger.used[rows, 1] + wanted_mem) / total[:, 1]
+        + (ledger.used[rows, 2] + cores) / total[:, 2]
+    )
+    return 10 * grade
+
+
+def _asked(pod: PodRequest) -> tuple[int, int, int, int]:
+    """Return slots, MiB, percent of memory and of cores of all long-lived containers,
+    or of the largest plain init container where nothing else asks."""
+    lasting = [
+        r for r, k in zip(pod.containers, pod.kinds, strict=True) if r.count and k is not Kind.INIT
+    ]
+    counted = lasting or [max(pod.containers, key=lambda r: r.count)]
+    return (
+        sum(r.count for r in counted),
+        sum(r.count * (r.mem_mib or 0) for r in counted),
+        sum(r.count * (r.mem_pct or 0) for r in counted),
+        sum(r.count * r.core_pct for r in counted),
+    )

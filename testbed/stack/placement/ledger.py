@@ -1,0 +1,292 @@
+"""The ledger: every card of every node, and what is left of it.
+
+A structure of arrays, one row a node and one column a card, so that a question
+about all cards is one expression. The width is a multiple of eight, so that a row
+of booleans can be read as 64-bit words and counted (``count_true``).
+
+Truth is kept by pod (uid) and card (uuid): a node that re-registers, or registers
+after its pods were seen, gets its free values recomputed from the promises, and a
+promise on a card that is not registered waits without harm (HAMi #2592). Whoever
+wrote a promise twice or released it twice changes nothing (HAMi #1966, volcano #4809).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.stack.model import MODE_HAMI_CORE, Card
+from testbed.stack.placement.effective import Charge
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_WORD = 8  # cards in one 64-bit word of booleans
+
+
+def count_true(cards: Mask) -> Numbers:
+    """Return how many cards of each row are true."""
+    words = np.bitwise_count(np.ascontiguousarray(cards).view(np.uint64))
+    if words.shape[1] == 1:
+        return words[:, 0].astype(np.int64, copy=False)
+    counts: Numbers = words.sum(axis=1, dtype=np.int64)
+    return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What one pod holds on one node."""
+
+    node: str
+    charges: Mapping[str, Charge]
+
+
+class Ledger:
+    """Cards, promises and free values. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, *, rows: int = 64, width: int = _WORD) -> None:
+        self._capacity = max(1, rows)
+        self._width = -(-max(1, width) // _WORD) * _WORD
+        self._names: list[str] = []  # by row; "" where the row is free
+        self._quoted: list[bytes] = []
+        self._row: dict[str, int] = {}
+        self._free_rows: list[int] = []
+        self._cards: list[tuple[Card, ...]] = []
+        self._models: dict[str, int] = {}
+        self._places: dict[str, set[tuple[int, int]]] = {}  # uuid -> (row, column)
+        self._promises: dict[str, Promise] = {}
+        self._by_node: dict[str, set[str]] = {}
+        self._cordoned: dict[str, frozenset[str]] = {}
+        self._allocate()
+
+    # --- nodes -----------------------------------------------------------
+
+    def set_node(self, name: str, cards: Sequence[Card], cordoned: Iterable[str] = ()) -> None:
+        """Register a node's cards, or register them anew.
+
+        Columns follow the cards' index, so that a container's devices come out in
+        the order in which the driver counts them.
+        """
+        if not cards:
+            self.remove_node(name)
+            return
+        ordered = tuple(sorted(cards, key=lambda card: (card.index, card.uuid)))
+        if len(ordered) > self._width:
+            self._widen(len(ordered))
+        row = self._row.get(name)
+        if row is None:
+            row = self._take_row(name)
+        self._clear_row(row)
+        self._cards[row] = ordered
+        self._cordoned[name] = frozenset(cordoned)
+        for column, card in enumerate(ordered):
+            self._write_card(row, column, card, card.uuid in self._cordoned[name])
+        self._recount(row)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node's cards; promises on it stay, in case it returns."""
+        row = self._row.pop(name, None)
+        if row is None:
+            return
+        self._clear_row(row)
+        self._cordoned.pop(name, None)
+        self._names[row], self._quoted[row] = "", b""
+        self._free_rows.append(row)
+
+    @property
+    def size(self) -> int:
+        """How many rows are in use or were; arrays are read up to here."""
+        return len(self._names)
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def nodes(self) -> list[str]:
+        """Return the names of the registered nodes, sorted."""
+        return sorted(self._row)
+
+    def row_of(self, name: str) -> int | None:
+        return self._row.get(name)
+
+    def name_of(self, row: int) -> str:
+        return self._names[row]
+
+    def quoted(self, row: int) -> bytes:
+        """Return the node's name as it stands in JSON: names hold no escapes."""
+        return self._quoted[row]
+
+    def cards_of(self, name: str) -> tuple[Card, ...]:
+        """Return the node's cards in the order of their index."""
+        row = self._row.get(name)
+        return () if row is None else self._cards[row]
+
+    def cordoned(self, name: str) -> frozenset[str]:
+        return self._cordoned.get(name, frozenset())
+
+    def places_of(self, uuid: str) -> Iterable[tuple[int, int]]:
+        """Return (row, column) of a card; more than one if nodes share a uuid."""
+        return self._places.get(uuid, ())
+
+    def models(self) -> list[str]:
+        """Return the model names; position i has id i in ``model``."""
+        return list(self._models)
+
+    # --- promises --------------------------------------------------------
+
+    def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
+        """Charge a pod's shares to a node's cards, in place of what it held before."""
+        self.release(uid)
+        self._promises[uid] = Promise(node, dict(charges))
+        self._by_node.setdefault(node, set()).add(uid)
+        self._book(self._promises[uid], +1)
+
+    def release(self, uid: str) -> bool:
+        """Give back what a pod holds; False if it holds nothing."""
+        held = self._promises.pop(uid, None)
+        if held is None:
+            return False
+        pods = self._by_node[held.node]
+        pods.discard(uid)
+        if not pods:
+            del self._by_node[held.node]
+        self._book(held, -1)
+        return True
+
+    def promised(self, uid: str) -> Promise | None:
+        return self._promises.get(uid)
+
+    def unknown_cards(self, uid: str) -> tuple[str, ...]:
+        """Return the uuids of a promise that its node has not registered."""
+        held = self._promises.get(uid)
+        if held is None:
+            return ()
+        known = {card.uuid for card in self.cards_of(held.node)}
+        return tuple(sorted(set(held.charges) - known))
+
+    def usage(self, name: str) -> Iterator[tuple[Card, Charge]]:
+        """Yield a node's cards with what is taken from each."""
+        row = self._row.get(name)
+        if row is None:
+            return
+        for column, card in enumerate(self._cards[row]):
+            yield (
+                card,
+                Charge(
+                    slots=int(self.slots_total[row, column] - self.slots_free[row, column]),
+                    mem_mib=int(self.mem_total[row, column] - self.mem_free[row, column]),
+                    core_pct=int(self.core_total[row, column] - self.core_free[row, column]),
+                ),
+            )
+
+    # --- arrays ----------------------------------------------------------
+
+    def _allocate(self) -> None:
+        grid = (self._capacity, self._width)
+        self.slots_free: Numbers = np.zeros(grid, np.int64)
+        self.slots_total: Numbers = np.zeros(grid, np.int64)
+        self.mem_free: Numbers = np.zeros(grid, np.int64)
+        self.mem_total: Numbers = np.zeros(grid, np.int64)
+        self.core_free: Numbers = np.zeros(grid, np.int64)
+        self.core_total: Numbers = np.zeros(grid, np.int64)
+        self.model: Numbers = np.zeros(grid, np.int64)
+        self.present: Mask = np.zeros(grid, np.bool_)
+        self.healthy: Mask = np.zeros(grid, np.bool_)
+        self.cordon: Mask = np.zeros(grid, np.bool_)
+        self.shareable: Mask = np.zeros(grid, np.bool_)  # mode hami-core
+        self.usable: Mask = np.zeros(grid, np.bool_)  # the four above at once
+        #: Sums of a row, for the node's score: used and total of slots, memory, cores.
+        self.used: Numbers = np.zeros((self._capacity, 3), np.int64)
+        self.total: Numbers = np.zeros((self._capacity, 3), np.int64)
+
+    _GRIDS = (
+        "slots_free", "slots_total", "mem_free", "mem_total", "core_free", "core_total",
+        "model", "present", "healthy", "cordon", "shareable", "usable",
+    )  # fmt: skip
+
+    def _resize(self, capacity: int, width: int) -> None:
+        rows, columns = self._capacity, self._width
+        old = {name: getattr(self, name) for name in (*self._GRIDS, "used", "total")}
+        self._capacity, self._width = capacity, width
+        self._allocate()
+        for name in self._GRIDS:
+            getattr(self, name)[:rows, :columns] = old[name]
+        self.used[:rows], self.total[:rows] = old["used"], old["total"]
+
+    def _widen(self, cards: int) -> None:
+        self._resize(self._capacity, -(-cards // _WORD) * _WORD)
+
+    def _take_row(self, name: str) -> int:
+        if self._free_rows:
+            row = self._free_rows.pop()
+        else:
+            row = len(self._names)
+            if row == self._capacity:
+                self._resize(self._capacity * 2, self._width)
+            self._names.append("")
+            self._quoted.append(b"")
+            self._cards.append(())
+        self._names[row] = name
+        self._quoted[row] = b'"' + name.encode() + b'"'
+        self._row[name] = row
+        return row
+
+    def _clear_row(self, row: int) -> None:
+        for column, card in enumerate(self._cards[row]):
+            places = self._places[card.uuid]
+            places.discard((row, column))
+            if not places:
+                del self._places[card.uuid]
+        self._cards[row] = ()
+        for name in self._GRIDS:
+            getattr(self, name)[row] = 0
+        self.used[row] = 0
+        self.total[row] = 0
+
+    def _write_card(self, row: int, column: int, card: Card, cordoned: bool) -> None:
+        self._places.setdefault(card.uuid, set()).add((row, column))
+        self.slots_total[row, column] = card.slots
+        self.mem_total[row, column] = card.mem_mib
+        self.core_total[row, column] = card.core_pct
+        self.model[row, column] = self._models.setdefault(card.model, len(self._models))
+        self.present[row, column] = True
+        self.healthy[row, column] = card.healthy
+        self.cordon[row, column] = cordoned
+        self.shareable[row, column] = card.mode == MODE_HAMI_CORE
+        self.usable[row, column] = card.healthy and not cordoned and card.mode == MODE_HAMI_CORE
+
+    def _recount(self, row: int) -> None:
+        """Compute a row's free values from the promises on it."""
+        self.slots_free[row] = self.slots_total[row]
+        self.mem_free[row] = self.mem_total[row]
+        self.core_free[row] = self.core_total[row]
+        self.total[row] = (
+            self.slots_total[row].sum(),
+            self.mem_total[row].sum(),
+            self.core_total[row].sum(),
+        )
+        self.used[row] = 0
+        for uid in self._by_node.get(self._names[row], ()):
+            self._book(self._promises[uid], +1)
+
+    def _book(self, held: Promise, sign: int) -> None:
+        row = self._row.get(held.node)
+        if row is None:
+            return
+        for column, card in enumerate(self._cards[row]):
+            charge = held.charges.get(card.uuid)
+            if charge is None:
+                continue
+            self.slots_free[row, column] -= sign * charge.slots
+            self.mem_free[row, column] -= sign * charge.mem_mib
+            self.core_free[row, column] -= sign * charge.core_pct
+            self.used[row] += (
+                sign * charge.slots,
+                sign * charge.mem_mib,
+                sign * charge.core_pct,
+            )

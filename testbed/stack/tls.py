@@ -1,0 +1,49 @@
+"""Serving certificates that may be replaced while the server runs."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from testbed.errors import InputError
+from testbed.stack.reload import Reloading
+
+
+def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
+    """Return a server's TLS context that serves the certificate now in the files.
+
+    Args:
+        cert: Certificate chain, PEM.
+        key: Its key, PEM.
+        client_ca: Demand a client certificate signed by this CA.
+
+    Raises:
+        InputError: a file is missing, or certificate and key do not belong together.
+    """
+
+    def make() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(cert, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    paths = (cert, key) if client_ca is None else (cert, key, client_ca)
+    try:
+        current = Reloading(paths, make)
+    except (OSError, ssl.SSLError) as error:
+        raise InputError(
+            f"serving certificate {cert} cannot be used",
+            why=str(error),
+            hint="certificate and key must be PEM files that belong together",
+        ) from error
+
+    def swap(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        # Called in each handshake, with or without a server name in it.
+        connection.context = current.get()
+
+    listening = make()
+    listening.sni_callback = swap
+    return listening
