@@ -1,0 +1,172 @@
+"""The certificates of a deployment: one authority, three leaves, no cert-manager.
+
+The authority's key exists only while this runs and is written nowhere: whoever
+wants another leaf makes a new set.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+WEBHOOK_SERVICE = "vgpu-webhook"
+SCHEDULER_CN = "vgpu-scheduler"
+
+_VALID = dt.timedelta(days=365)
+#: Clocks of nodes may be a little behind.
+_SKEW = dt.timedelta(minutes=5)
+#: A set is made anew when less than this is left.
+_RENEW = dt.timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A certificate and its key, PEM."""
+
+    cert: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """Everything in PEM.
+
+    Attributes:
+        ca: The authority, for ``caBundle`` and for both ends of the extender.
+        webhook: Serves the webhook's Service.
+        extender: Serves 127.0.0.1.
+        scheduler: The client certificate that the extender demands.
+    """
+
+    ca: str
+    webhook: Leaf
+    extender: Leaf
+    scheduler: Leaf
+
+
+def webhook_names(namespace: str) -> tuple[str, ...]:
+    """Return the names by which an API server may call the webhook."""
+    return (
+        f"{WEBHOOK_SERVICE}.{namespace}.svc",
+        f"{WEBHOOK_SERVICE}.{namespace}.svc.cluster.local",
+        f"{WEBHOOK_SERVICE}.{namespace}",
+        WEBHOOK_SERVICE,
+    )
+
+
+def make(namespace: str, *, now: dt.datetime | None = None) -> Certificates:
+    """Return a fresh set for a deployment in a namespace."""
+    moment = now or dt.datetime.now(dt.UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("vgpu-testbed authority")
+    ca = (
+        _builder(name, name, key.public_key(), moment)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+    def leaf(common_name: str, san: Sequence[x509.GeneralName], *, server: bool) -> Leaf:
+        own = ec.generate_private_key(ec.SECP256R1())
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = (
+            _builder(_name(common_name), name, own.public_key(), moment)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_key_usage(authority=False), critical=True)
+            # One authority for both directions: the purpose keeps a server's
+            # certificate from passing as the scheduler's.
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()),
+                critical=False,
+            )
+        )
+        if san:
+            builder = builder.add_extension(x509.SubjectAlternativeName(san), critical=False)
+        return Leaf(cert=_pem(builder.sign(key, hashes.SHA256())), key=_key_pem(own))
+
+    loopback = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    return Certificates(
+        ca=_pem(ca),
+        webhook=leaf(
+            WEBHOOK_SERVICE, [x509.DNSName(n) for n in webhook_names(namespace)], server=True
+        ),
+        extender=leaf("vgpu-extender", [loopback, x509.DNSName("localhost")], server=True),
+        scheduler=leaf(SCHEDULER_CN, [], server=False),
+    )
+
+
+def usable(found: Certificates, namespace: str, *, now: dt.datetime | None = None) -> bool:
+    """Tell whether a set of an earlier deployment serves this one as well."""
+    moment = now or dt.datetime.now(dt.UTC)
+    try:
+        ca = x509.load_pem_x509_certificate(found.ca.encode())
+        leaves = []
+        for item in (found.webhook, found.extender, found.scheduler):
+            cert = x509.load_pem_x509_certificate(item.cert.encode())
+            key = serialization.load_pem_private_key(item.key.encode(), None)
+            if key.public_key() != cert.public_key():
+                return False
+            cert.verify_directly_issued_by(ca)
+            leaves.append(cert)
+        san = leaves[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        served = set(san.value.get_values_for_type(x509.DNSName))
+    except (ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature):
+        return False
+    return set(webhook_names(namespace)) <= served and all(
+        cert.not_valid_before_utc <= moment <= cert.not_valid_after_utc - _RENEW
+        for cert in (ca, *leaves)
+    )
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: dt.datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _SKEW)
+        .not_valid_after(now + _VALID)
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _pem(cert: x509.Certificate) -> str:
+    return cert.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    ).decode()

@@ -1,0 +1,116 @@
+"""Service accounts and exactly the rights that the programs need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.lab.deploy.common import (
+    EXTENDER,
+    MONITOR,
+    PLUGIN,
+    SCHEDULER,
+    WEBHOOK,
+    Object,
+    cluster_name,
+    meta,
+)
+from testbed.lab.deploy.values import StackValues
+
+_RBAC = "rbac.authorization.k8s.io"
+_READ = ("get", "list", "watch")
+
+#: The extender: pods and nodes by list and watch, one Binding a pod, a patch when a
+#: turn expires, events that say why a pod waits.
+_EXTENDER_RULES = (
+    ("", ("pods", "nodes"), _READ),
+    ("", ("pods/binding",), ("create",)),
+    ("", ("pods",), ("patch",)),
+    ("", ("events",), ("create",)),
+)
+#: Plugin and monitor care for the pods of their node only. RBAC cannot say so (a field
+#: selector is no part of a rule), so they may read all.
+_PLUGIN_RULES = (
+    ("", ("pods",), (*_READ, "patch")),
+    ("", ("nodes",), ("get", "patch")),
+)
+_MONITOR_RULES = (("", ("pods",), _READ),)
+
+_Rules = Sequence[tuple[str, Sequence[str], Sequence[str]]]
+
+
+def rbac(values: StackValues) -> list[Object]:
+    """Return accounts, roles and bindings."""
+    lease = cluster_name(values, "scheduler-lease")
+    return [
+        # The webhook talks to nobody: no rights and no token.
+        _account(values, WEBHOOK, token=False),
+        # Scheduler and extender share a pod, and a pod has one account: it carries both.
+        _account(values, SCHEDULER),
+        _account(values, PLUGIN),
+        _account(values, MONITOR),
+        _binding(values, "kube-scheduler", "system:kube-scheduler", SCHEDULER),
+        _binding(values, "volume-scheduler", "system:volume-scheduler", SCHEDULER),
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "Role",
+            "metadata": meta(lease, values, app=SCHEDULER),
+            "rules": [
+                # A create cannot be bound to a name.
+                _rule("coordination.k8s.io", ["leases"], ["create"]),
+                {
+                    **_rule("coordination.k8s.io", ["leases"], ["get", "update"]),
+                    "resourceNames": [SCHEDULER],
+                },
+            ],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta(lease, values, app=SCHEDULER),
+            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": lease},
+            "subjects": [_subject(values, SCHEDULER)],
+        },
+        *_granted(values, EXTENDER, _EXTENDER_RULES, SCHEDULER),
+        *_granted(values, PLUGIN, _PLUGIN_RULES, PLUGIN),
+        *_granted(values, MONITOR, _MONITOR_RULES, MONITOR),
+    ]
+
+
+def _account(values: StackValues, name: str, *, token: bool = True) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": meta(name, values, app=name),
+        "automountServiceAccountToken": token,
+    }
+
+
+def _granted(values: StackValues, part: str, rules: _Rules, account: str) -> list[Object]:
+    role = cluster_name(values, part)
+    return [
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta(role, None, app=part),
+            "rules": [_rule(group, resources, verbs) for group, resources, verbs in rules],
+        },
+        _binding(values, part, role, account),
+    ]
+
+
+def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> Object:
+    return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+
+
+def _binding(values: StackValues, part: str, role: str, account: str) -> Object:
+    return {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": meta(cluster_name(values, part), None, app=account),
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
+        "subjects": [_subject(values, account)],
+    }
+
+
+def _subject(values: StackValues, account: str) -> Object:
+    return {"kind": "ServiceAccount", "name": account, "namespace": values.namespace}

@@ -1,0 +1,189 @@
+"""The client of the monitors' ``/v1/cards``: what the cards measured, over all nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from testbed.errors import DeployError, TestbedError
+from testbed.lab.deploy.common import MONITOR, NAME
+from testbed.lab.kube import Kube
+from testbed.stack import names
+
+UNKNOWN = "unknown"
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process held on one card at one time.
+
+    A tick at which a card has no process carries one sample with ``pid`` 0.
+    ``pod_uid`` is ``unknown`` where no pod owns the process.
+    """
+
+    time: float
+    uuid: str
+    pid: int
+    pod_uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    bytes: int
+    utilization_pct: float | None = None
+    busy_ns: int | None = None
+    node: str = ""
+
+
+class CardInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A card as its node's monitor knows it."""
+
+    uuid: str
+    name: str
+    index: int
+    memory_bytes: int
+    node: str = ""
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    now: float
+    source: str
+    cards: tuple[CardInfo, ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The merged answers of all monitors.
+
+    Attributes:
+        now: Each node's clock when it answered; pass it on as ``since`` to go on there.
+        source: Where the figures come from, ``emulated`` or ``nvml``; both joined by
+            a comma on a mixed cluster.
+        cards: All cards, by node and index.
+        samples: All samples, by time.
+    """
+
+    now: Mapping[str, float]
+    source: str
+    cards: tuple[CardInfo, ...]
+    samples: tuple[Sample, ...]
+
+
+def cards(
+    kube: Kube,
+    since: float | Mapping[str, float] = 0.0,
+    *,
+    namespace: str = names.NAMESPACE,
+) -> Reading:
+    """Return what every monitor has sampled after a time.
+
+    Args:
+        kube: The cluster.
+        since: Unix seconds by the nodes' clocks, for all nodes or for each.
+        namespace: The stack's.
+
+    Raises:
+        DeployError: there is no monitor, or one does not answer as agreed.
+    """
+    pods = [
+        (pod["metadata"]["name"], pod["spec"].get("nodeName", ""))
+        for pod in kube.list("v1", "Pod", namespace, labels=f"{NAME}={MONITOR}")
+        if "deletionTimestamp" not in pod["metadata"]
+    ]
+    if not pods:
+        raise DeployError(
+            f"no monitor runs in namespace {namespace}", hint="deploy the stack first"
+        )
+    with ThreadPoolExecutor(max_workers=min(8, len(pods))) as pool:
+        answers = list(pool.map(lambda item: _read(kube, namespace, item[0], item[1], since), pods))
+    return merge(answers)
+
+
+def parse(data: bytes) -> _Answer:
+    """Return one monitor's answer.
+
+    Raises:
+        DeployError: it is not what docs/architecture.md says.
+    """
+    try:
+        return msgspec.json.decode(data, type=_Answer)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise DeployError("a monitor's answer cannot be read", why=str(error)) from error
+
+
+def merge(answers: Iterable[_Answer]) -> Reading:
+    """Put the nodes' answers together, each sample marked with its node."""
+    found = sorted(answers, key=lambda answer: answer.node)
+    listed = [
+        msgspec.structs.replace(card, node=answer.node)
+        for answer in found
+        for card in sorted(answer.cards, key=lambda card: card.index)
+    ]
+    samples = [
+        msgspec.structs.replace(sample, node=answer.node)
+        for answer in found
+        for sample in answer.samples
+    ]
+    return Reading(
+        now={answer.node: answer.now for answer in found},
+        source=",".join(sorted({answer.source for answer in found})),
+        cards=tuple(listed),
+        samples=tuple(sorted(samples, key=lambda sample: sample.time)),
+    )
+
+
+def container_series(
+    samples: Iterable[Sample],
+    *,
+    pod_uid: str,
+    container: str | None = None,
+    uuid: str | None = None,
+) -> tuple[tuple[float, int], ...]:
+    """Return (time, bytes) of a pod or of one of its containers, summed over processes.
+
+    Ticks of which the pod has no sample are left out: a container whose processes
+    are gone has no zero here, the caller sees its last figure's time.
+    """
+    sums: dict[float, int] = {}
+    for sample in samples:
+        if (
+            sample.pod_uid == pod_uid
+            and (container is None or sample.container == container)
+            and (uuid is None or sample.uuid == uuid)
+        ):
+            sums[sample.time] = sums.get(sample.time, 0) + sample.bytes
+    return tuple(sorted(sums.items()))
+
+
+def unknown_bytes(samples: Iterable[Sample]) -> int:
+    """Return the most that processes of no pod held at one time, on all cards of a node.
+
+    Above zero, a sum over a card's pods is not the card's figure.
+    """
+    sums: dict[tuple[str, float], int] = {}
+    for sample in samples:
+        if sample.pod_uid == UNKNOWN:
+            key = (sample.node, sample.time)
+            sums[key] = sums.get(key, 0) + sample.bytes
+    return max(sums.values(), default=0)
+
+
+def _read(
+    kube: Kube, namespace: str, pod: str, node: str, since: float | Mapping[str, float]
+) -> _Answer:
+    start = since.get(node, 0.0) if isinstance(since, Mapping) else since
+    try:
+        data = kube.pod_proxy(
+            namespace, pod, names.PORT_MONITOR, "/v1/cards", {"since": json.dumps(float(start))}
+        )
+        return parse(data)
+    except TestbedError as error:
+        raise DeployError(
+            f"the monitor of node {node or '(none yet)'} gives no figures",
+            why=error.why or error.what,
+            hint=f"see `kubectl -n {namespace} logs {pod}`",
+        ) from error

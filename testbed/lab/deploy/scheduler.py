@@ -1,0 +1,212 @@
+"""The scheduler's pod: kube-scheduler and our extender side by side on 127.0.0.1."""
+
+from __future__ import annotations
+
+import yaml
+
+from testbed.lab.deploy.common import (
+    ANNOTATION_CERTIFICATES,
+    ANNOTATION_CONFIG,
+    CA_KEY,
+    CERT_KEY,
+    CERTIFICATES_FOLDER,
+    CONFIG_FILE,
+    KEY_KEY,
+    NAME,
+    PYTHON,
+    SCHEDULER,
+    SECRET_EXTENDER,
+    SECRET_SCHEDULER,
+    Object,
+    config_mount,
+    config_volume,
+    digest,
+    exec_probe,
+    field_env,
+    http_probe,
+    late,
+    locked_down,
+    meta,
+    program,
+    secret_volume,
+    small,
+)
+from testbed.lab.deploy.values import StackValues
+from testbed.stack import names
+
+KUBE_SCHEDULER = "kube-scheduler"
+SCHEDULER_CONFIG_MAP = "vgpu-scheduler-config"
+_CONFIG_FOLDER = "/scheduler"
+_CONFIG_KEY = "config.yaml"
+_SECURE_PORT = 10259
+
+#: The extender serves its scheduler alone, on a loopback address that a kubelet cannot
+#: reach and with a certificate that a probe has not: the probe asks whether it accepts.
+_ACCEPTS = (
+    "import socket; "
+    f"socket.create_connection(('127.0.0.1', {names.PORT_EXTENDER}), timeout=3).close()"
+)
+
+
+def scheduler_configuration(values: StackValues) -> Object:
+    """Return the KubeSchedulerConfiguration."""
+    config = values.config
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {
+            "leaderElect": True,
+            "resourceLock": "leases",
+            "resourceName": SCHEDULER,
+            "resourceNamespace": values.namespace,
+            # After a kill the next one waits this long; on a clean end the lease is freed.
+            "leaseDuration": "10s",
+            "renewDeadline": "7s",
+            "retryPeriod": "2s",
+        },
+        # By default a large cluster's extender is shown a tenth of its nodes, and a pod
+        # that fits only elsewhere waits (k8s.io/kubernetes 1.37, schedule_one.go).
+        "percentageOfNodesToScore": 100,
+        "profiles": [{"schedulerName": config.schedulerName}],
+        "extenders": [
+            {
+                "urlPrefix": f"https://127.0.0.1:{names.PORT_EXTENDER}",
+                "filterVerb": "filter",
+                "bindVerb": "bind",
+                "weight": 1,
+                "enableHTTPS": True,
+                "tlsConfig": {
+                    "certFile": f"{CERTIFICATES_FOLDER}/{CERT_KEY}",
+                    "keyFile": f"{CERTIFICATES_FOLDER}/{KEY_KEY}",
+                    "caFile": f"{CERTIFICATES_FOLDER}/{CA_KEY}",
+                },
+                # Longer than a bind waits for its turn (20 s).
+                "httpTimeout": "30s",
+                "nodeCacheCapable": True,
+                "ignorable": False,
+                "managedResources": [
+                    # Nodes do advertise the count, so kube-scheduler checks it as well: a
+                    # node whose plugin is away then keeps pods Pending, where kubelet
+                    # would fail them for good.
+                    {"name": config.resourceCountName, "ignoredByScheduler": False},
+                    # No node advertises the others.
+                    *(
+                        {"name": name, "ignoredByScheduler": True}
+                        for name in (
+                            config.resourceMemoryName,
+                            config.resourceMemoryPercentageName,
+                            config.resourceCoreName,
+                            config.resourcePriorityName,
+                        )
+                    ),
+                ],
+            }
+        ],
+    }
+
+
+def scheduler(values: StackValues, *, config_digest: str, certificates_digest: str) -> list[Object]:
+    """Return the scheduler's ConfigMap and Deployment."""
+    configuration = scheduler_configuration(values)
+    labels = {NAME: SCHEDULER}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": meta(SCHEDULER_CONFIG_MAP, values, app=SCHEDULER),
+            "data": {_CONFIG_KEY: yaml.safe_dump(configuration, sort_keys=False)},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": meta(SCHEDULER, values, app=SCHEDULER),
+            "spec": {
+                "replicas": 1,
+                # Never two: each would promise the same cards from its own ledger.
+                "strategy": {"type": "Recreate"},
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {
+                        "labels": meta("", None, app=SCHEDULER)["labels"],
+                        "annotations": {
+                            ANNOTATION_CONFIG: digest([config_digest, configuration]),
+                            ANNOTATION_CERTIFICATES: certificates_digest,
+                        },
+                    },
+                    "spec": {
+                        "serviceAccountName": SCHEDULER,
+                        "terminationGracePeriodSeconds": 5,
+                        "containers": [_extender(values), _kube_scheduler(values)],
+                        "volumes": [
+                            config_volume(),
+                            {"name": "scheduler", "configMap": {"name": SCHEDULER_CONFIG_MAP}},
+                            secret_volume("extender-certificates", SECRET_EXTENDER),
+                            secret_volume("scheduler-certificates", SECRET_SCHEDULER),
+                        ],
+                    },
+                },
+            },
+        },
+    ]
+
+
+def _extender(values: StackValues) -> Object:
+    accepts = [PYTHON, "-I", "-S", "-c", _ACCEPTS]
+    return {
+        "name": "extender",
+        "image": values.images.base,
+        "imagePullPolicy": "IfNotPresent",
+        "command": program(
+            "extender",
+            f"--config={CONFIG_FILE}",
+            f"--port={names.PORT_EXTENDER}",
+            f"--cert={CERTIFICATES_FOLDER}/{CERT_KEY}",
+            f"--key={CERTIFICATES_FOLDER}/{KEY_KEY}",
+            f"--client-ca={CERTIFICATES_FOLDER}/{CA_KEY}",
+        ),
+        "env": [
+            field_env("POD_NAME", "metadata.name"),
+            field_env("POD_NAMESPACE", "metadata.namespace"),
+        ],
+        "readinessProbe": exec_probe(accepts, period_s=5),
+        "livenessProbe": late(exec_probe(accepts, period_s=20)),
+        "resources": small(),
+        "securityContext": locked_down(),
+        "volumeMounts": [
+            config_mount(),
+            {
+                "name": "extender-certificates",
+                "mountPath": CERTIFICATES_FOLDER,
+                "readOnly": True,
+            },
+        ],
+    }
+
+
+def _kube_scheduler(values: StackValues) -> Object:
+    return {
+        "name": "kube-scheduler",
+        "image": values.images.kube_scheduler,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [
+            KUBE_SCHEDULER,
+            f"--config={_CONFIG_FOLDER}/{_CONFIG_KEY}",
+            f"--secure-port={_SECURE_PORT}",
+            # Health is open to all; the rest of that port is of no use to anybody, and
+            # its client CA would need rights in kube-system.
+            "--authentication-skip-lookup=true",
+            f"-v={values.log_verbosity}",
+        ],
+        "readinessProbe": http_probe(_SECURE_PORT, "/readyz", scheme="HTTPS", period_s=2),
+        "livenessProbe": late(http_probe(_SECURE_PORT, "/livez", scheme="HTTPS", period_s=10)),
+        "resources": small(),
+        "securityContext": locked_down(),
+        "volumeMounts": [
+            {"name": "scheduler", "mountPath": _CONFIG_FOLDER, "readOnly": True},
+            {
+                "name": "scheduler-certificates",
+                "mountPath": CERTIFICATES_FOLDER,
+                "readOnly": True,
+            },
+        ],
+    }
