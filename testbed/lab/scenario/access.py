@@ -1,0 +1,71 @@
+"""A trial's access to a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed.errors import CodecError
+from testbed.lab.deploy import cards, ledger
+from testbed.lab.kube import ApiError, Kube
+from testbed.lab.scenario.pods import CONTAINER
+from testbed.stack import names
+from testbed.stack.codec import decode_register
+from testbed.stack.model import Card
+
+
+class ClusterAccess:
+    """Implements ``trial.Access`` with the lab's Kubernetes client."""
+
+    def __init__(self, kube: Kube, namespace: str = names.NAMESPACE) -> None:
+        self._kube = kube
+        self._stack_namespace = namespace
+
+    def start(self, manifests: Sequence[Mapping[str, Any]]) -> None:
+        """Create the objects in order."""
+        for manifest in manifests:
+            self._kube.create(dict(manifest))
+
+    def pod(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        return self._kube.find("v1", "Pod", name, namespace)
+
+    def log(self, namespace: str, name: str) -> str:
+        """Return the workload's log; nothing before the container runs."""
+        try:
+            return self._kube.logs(namespace, name, CONTAINER)
+        except ApiError as error:
+            if error.status in (400, 404):
+                return ""
+            raise
+
+    def release(self, namespace: str, name: str, phase: str) -> None:
+        """Let a pod that waits go on. A pod that ended meanwhile needs no release."""
+        self._kube.exec(namespace, name, ["touch", f"/tmp/release/{phase}"], container=CONTAINER)
+
+    def cards(self, since: float) -> tuple[str, float, list[Mapping[str, Any]]]:
+        answer = cards(self._kube, since=since, namespace=self._stack_namespace)
+        return answer.source, answer.now, list(answer.samples)
+
+    def registered(self) -> Mapping[str, tuple[Card, ...]]:
+        found: dict[str, tuple[Card, ...]] = {}
+        for node in self._kube.list("v1", "Node"):
+            notes = node["metadata"].get("annotations", {})
+            try:
+                found[node["metadata"]["name"]] = decode_register(
+                    notes.get(names.NODE_REGISTER, "")
+                )
+            except CodecError:
+                found[node["metadata"]["name"]] = ()
+        return found
+
+    def ledger(self) -> Mapping[str, Any]:
+        return ledger(self._kube, namespace=self._stack_namespace)
+
+    def why(self, namespace: str, name: str) -> str:
+        """Return the last warnings about a pod, for people."""
+        events = self._kube.list(
+            "v1", "Event", namespace, fields=f"involvedObject.name={name},type=Warning"
+        )
+        return "; ".join(event.get("message", "") for event in events[-2:])
+
+

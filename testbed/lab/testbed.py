@@ -1,0 +1,177 @@
+"""A testbed: one named cluster with the sharing stack on it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from testbed import __version__
+from testbed.card import profiles
+from testbed.errors import ClusterError, InputError, TestbedError
+from testbed.lab import binaries, bundle, images
+from testbed.lab.cluster import provider as cluster_provider
+from testbed.lab.cluster.protocol import CardSpec, Cluster, ClusterSpec, ClusterStatus, Progress
+from testbed.lab.deploy import StackImages, StackValues, deploy
+from testbed.lab.kube import Kube
+from testbed.native.artifacts import library_build
+from testbed.stack import names
+
+INFO_NAME = "testbed-info"
+DEFAULT_NAME = "vgpu"
+MAX_CARDS = 16  # of one node (region.h, VGPU_MAX_DEVICES)
+
+
+class Info(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run needs to know of a testbed that it did not bring up itself."""
+
+    provider: str
+    stack: str
+    shim: str
+    pytorch_image: str
+    base_image: str
+    scheduler_image: str
+
+
+class Testbed:
+    """Brings cluster and stack together under one name.
+
+    Args:
+        name: Names state folder, kubeconfig context and nodes.
+        provider: ``process``.
+    """
+
+    __test__ = False  # pytest: not a test class
+
+    def __init__(self, name: str = DEFAULT_NAME, provider: str = "process") -> None:
+        self.name = name
+        self.provider = provider
+        self.cluster: Cluster = cluster_provider(provider)(name)
+        self._kube: Kube | None = None
+
+    @property
+    def kube(self) -> Kube:
+        """The administrator's client.
+
+        Raises:
+            ClusterError: the cluster is absent.
+        """
+        if self._kube is None:
+            self._kube = Kube(self.cluster.kubeconfig(), kubectl=binaries.find("kubectl"))
+        return self._kube
+
+    def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+        """Bring the cluster up; see ``Cluster.up``."""
+        status = self.cluster.up(spec, progress)
+        self._kube = None
+        return status
+
+    def deploy(self, progress: Progress) -> Info:
+        """Deploy the stack (again: to the state that this source tree has)."""
+        prepared = images.prepare(progress)
+        values = self._values(prepared)
+        deploy(self.kube, values, progress)
+        info = Info(
+            provider=self.provider,
+            stack=f"vgpu-testbed {__version__}",
+            shim=library_build("libvgpu.so"),
+            pytorch_image=images.find(prepared, "testbed/pytorch").reference,
+            base_image=values.images.base,
+            scheduler_image=values.images.kube_scheduler,
+        )
+        self.kube.apply([_info_manifest(info)])
+        return info
+
+    def manifests(self, progress: Progress) -> list[dict[str, Any]]:
+        """Return what ``deploy`` would apply, with certificates made for the occasion."""
+        return render(self._values(images.prepare(progress)), make_certificates())
+
+    def _values(self, prepared: tuple[images.Image, ...]) -> StackValues:
+        return StackValues(
+            images=StackImages(
+                base=images.find(prepared, "testbed/base").reference,
+                kube_scheduler=images.find(prepared, "testbed/kube-scheduler").reference,
+            ),
+            driver_root=self.cluster.driver_root,
+        )
+
+    def ensure(self, spec: ClusterSpec, progress: Progress) -> Info:
+        """Bring up and deploy what is missing; a testbed that is up is used as it is."""
+        if self.cluster.status().state != "up":
+            self.up(spec, progress)
+        found = self.info()
+        return found if found is not None else self.deploy(progress)
+
+    def info(self) -> Info | None:
+        """Return what was deployed, None where nothing was."""
+        found = self.kube.find("v1", "ConfigMap", INFO_NAME, names.NAMESPACE)
+        if found is None:
+            return None
+        try:
+            return msgspec.convert(found.get("data", {}), Info)
+        except msgspec.ValidationError as error:
+            raise ClusterError(
+                f"ConfigMap {names.NAMESPACE}/{INFO_NAME} cannot be read",
+                why=str(error),
+                hint="deploy the stack again with `testbed deploy`",
+            ) from error
+
+    def down(self, progress: Progress) -> None:
+        """Take everything down."""
+        if self._kube is not None:
+            self._kube.close()
+            self._kube = None
+        self.cluster.down(progress)
+
+    def bundle(self, folder: Path) -> Path:
+        """Collect the evidence of a failure; best effort."""
+        try:
+            kube: Kube | None = self.kube
+        except TestbedError:
+            kube = None
+        return bundle.collect(folder, self.cluster, kube)
+
+
+def checked_name(name: str) -> str:
+    """Return a testbed's name.
+
+    Raises:
+        InputError: it cannot be part of node names and paths.
+    """
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", name):
+        raise InputError(
+            f"{name!r} cannot name a testbed",
+            hint="use at most 30 lower-case letters, digits and dashes",
+        )
+    return name
+
+
+def parse_cards(text: str) -> tuple[CardSpec, ...]:
+    """Return the cards of ``PROFILE[:COUNT][,…]``.
+
+    Raises:
+        InputError: an empty or mistyped entry, an unknown profile, too many cards.
+    """
+    found: list[CardSpec] = []
+    for entry in text.split(","):
+        profile, _, count = entry.strip().partition(":")
+        if not profile or (count and not count.isdecimal()) or count == "0":
+            raise InputError(f"{text!r} does not name cards", hint="write a100-80gb:2")
+        profiles.load(profile)
+        found.append(CardSpec(profile=profile, count=int(count or 1)))
+    if sum(card.count for card in found) > MAX_CARDS:
+        raise InputError(
+            f"{text!r} asks for more than {MAX_CARDS} cards a node", hint="use fewer cards"
+        )
+    return tuple(found)
+
+
+def _info_manifest(info: Info) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": INFO_NAME, "namespace": names.NAMESPACE},
+        "data": msgspec.to_builtins(info),
+    }
