@@ -1,0 +1,46 @@
+"""The stack on a cluster: rendered in Python, applied, waited for, switched, read.
+
+``render``/``render_text`` are pure; everything else talks to one ``Kube``.
+"""
+
+from testbed.lab.deploy.certificates import Certificates
+from testbed.lab.deploy.manifests import render, render_text
+from testbed.lab.deploy.ready import NodeCards
+from testbed.lab.deploy.samples import (
+    CardInfo,
+    Reading,
+    Sample,
+    cards,
+    container_series,
+    unknown_bytes,
+)
+from testbed.lab.deploy.stack import Deployment, deploy, undeploy
+from testbed.lab.deploy.switch import (
+    PluginState,
+    enforcement,
+    plugin_states,
+    set_enforcement,
+)
+from testbed.lab.deploy.values import StackImages, StackValues
+
+__all__ = [
+    "CardInfo",
+    "Certificates",
+    "Deployment",
+    "NodeCards",
+    "PluginState",
+    "Reading",
+    "Sample",
+    "StackImages",
+    "StackValues",
+    "cards",
+    "container_series",
+    "deploy",
+    "enforcement",
+    "plugin_states",
+    "render",
+    "render_text",
+    "set_enforcement",
+    "undeploy",
+    "unknown_bytes",
+]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,7 +108,7 @@ def wait_for_plugins(
     *,
     namespace: str,
     timeout_s: float,
-    report: object = None,
+    report: Callable[[str], None] | None = None,
 ) -> tuple[PluginState, ...]:
     """Wait until every plugin reports a configuration's value and generation.
 
@@ -144,7 +144,7 @@ def wait_for_plugins(
             describe=describe,
             timeout_s=timeout_s,
             transient=(ClusterError, DeployError),
-            report=report if callable(report) else None,
+            report=report,
         )
     except TestbedError as error:
         raise DeployError(
