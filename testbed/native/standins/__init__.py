@@ -1,0 +1,5 @@
+"""Stand-ins for the libraries that torch links and that an emulated card does not have."""
+
+from testbed.native.standins.build import build, sources
+
+__all__ = ["build", "sources"]
