@@ -11,11 +11,12 @@ import typer
 from testbed.cli.output import Format, errors_as_exit_codes
 from testbed.errors import TestbedError
 from testbed.lab.cluster.protocol import ClusterSpec
-from testbed.lab.deploy import restore_enforcement
+from testbed.lab.deploy import set_enforcement
 from testbed.lab.notebook import scenarios_root
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.table import MARKS, record_text, report_text
 from testbed.lab.scenario.cases import find_cases
+from testbed.lab.scenario.pods import TRIAL_LABEL
 from testbed.lab.scenario.record import EXIT_CODES, Report
 from testbed.lab.scenario.run import check_case, run_cases
 from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, parse_cards
@@ -29,9 +30,7 @@ def run(
     cards: Annotated[
         str, typer.Option("--cards", help="Cards of a testbed that is brought up.")
     ] = "a100-80gb:1",
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the testbed up afterwards.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the testbed up afterwards.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=10, help="Seconds for each case.")
     ] = 900.0,
@@ -68,7 +67,7 @@ def run(
                     runs=target,
                     timeout_seconds=timeout,
                     show=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
-                    after_error=lambda: restore_enforcement(testbed.kube, progress),
+                    after_error=lambda: after_error(testbed, progress),
                 )
                 if report.verdict == "error":
                     evidence = testbed.bundle(folder / "bundle")
@@ -82,6 +81,13 @@ def run(
         if evidence is not None:
             print(f"bundle    {evidence}", file=sys.stderr)
         raise typer.Exit(EXIT_CODES[report.verdict])
+
+
+def after_error(testbed: Testbed, progress: ConsoleProgress) -> None:
+    """Put the testbed back in order after a case that ended half-way."""
+    for namespace in testbed.kube.list("v1", "Namespace", labels=TRIAL_LABEL):
+        testbed.kube.delete("v1", "Namespace", namespace["metadata"]["name"])
+    set_enforcement(testbed.kube, "on", progress)
 
 
 def show(report: Report, folder: Path, output: Format) -> None:

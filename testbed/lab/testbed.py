@@ -14,7 +14,7 @@ from testbed.errors import ClusterError, InputError, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
 from testbed.lab.cluster.protocol import CardSpec, Cluster, ClusterSpec, ClusterStatus, Progress
-from testbed.lab.deploy import StackImages, StackValues, deploy
+from testbed.lab.deploy import StackImages, StackValues, certificates, deploy, render
 from testbed.lab.kube import Kube
 from testbed.native.artifacts import library_build
 from testbed.stack import names
@@ -86,7 +86,7 @@ class Testbed:
 
     def manifests(self, progress: Progress) -> list[dict[str, Any]]:
         """Return what ``deploy`` would apply, with certificates made for the occasion."""
-        return render(self._values(images.prepare(progress)), make_certificates())
+        return render(self._values(images.prepare(progress)), certificates.make(names.NAMESPACE))
 
     def _values(self, prepared: tuple[images.Image, ...]) -> StackValues:
         return StackValues(

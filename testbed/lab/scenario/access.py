@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.errors import CodecError
-from testbed.lab.deploy import cards, ledger
+from testbed.lab.deploy import Reading, cards, ledger
 from testbed.lab.kube import ApiError, Kube
 from testbed.lab.scenario.pods import CONTAINER
 from testbed.stack import names
@@ -42,9 +42,8 @@ class ClusterAccess:
         """Let a pod that waits go on. A pod that ended meanwhile needs no release."""
         self._kube.exec(namespace, name, ["touch", f"/tmp/release/{phase}"], container=CONTAINER)
 
-    def cards(self, since: float) -> tuple[str, float, list[Mapping[str, Any]]]:
-        answer = cards(self._kube, since=since, namespace=self._stack_namespace)
-        return answer.source, answer.now, list(answer.samples)
+    def cards(self, since: float | Mapping[str, float]) -> Reading:
+        return cards(self._kube, since, namespace=self._stack_namespace)
 
     def registered(self) -> Mapping[str, tuple[Card, ...]]:
         found: dict[str, tuple[Card, ...]] = {}
@@ -67,5 +66,3 @@ class ClusterAccess:
             "v1", "Event", namespace, fields=f"involvedObject.name={name},type=Warning"
         )
         return "; ".join(event.get("message", "") for event in events[-2:])
-
-

@@ -13,6 +13,7 @@ from testbed.stack.codec import decode_pod_shares
 
 WORKLOAD_FOLDER = "/workload"
 CONTAINER = "main"
+TRIAL_LABEL = "vgpu-testbed.dev/trial"
 
 
 def namespace_manifest(name: str) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def namespace_manifest(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Namespace",
-        "metadata": {"name": name, "labels": {"vgpu-testbed.dev/trial": "true"}},
+        "metadata": {"name": name, "labels": {TRIAL_LABEL: "true"}},
     }
 
 

@@ -199,9 +199,7 @@ def _follow(
     thread = threading.Thread(target=relay, daemon=True)
     thread.start()
     try:
-        code = process.wait(timeout_seconds)
-        thread.join(5)
-        return code, False
+        return process.wait(timeout_seconds), False
     except subprocess.TimeoutExpired:
         _end(process)
         return process.wait(), True
@@ -209,6 +207,10 @@ def _follow(
         # Ctrl-C reaches only us: the notebook runs in a session of its own.
         _end(process)
         raise
+    finally:
+        thread.join(5)  # a kernel that outlives papermill may keep the pipe open a moment
+        if not thread.is_alive():
+            stream.close()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -16,12 +16,14 @@ from typing import Any, Protocol
 
 from testbed.errors import ClusterError, WaitTimeout
 from testbed.lab.cluster.protocol import Step
+from testbed.lab.deploy import Reading
 from testbed.lab.scenario.question import PodTrace, Sample, Trial
 from testbed.stack.model import Card
 
 #: Sampling times of the monitor that must lie inside a phase before it is released.
 TICKS = 3
 POLL_SECONDS = 0.2
+OVERLAP_SECONDS = 2.0
 
 
 class Access(Protocol):
@@ -35,8 +37,8 @@ class Access(Protocol):
 
     def release(self, namespace: str, name: str, phase: str) -> None: ...
 
-    def cards(self, since: float) -> tuple[str, float, list[Mapping[str, Any]]]:
-        """Return (source, the monitors' oldest clock, samples after ``since``)."""
+    def cards(self, since: float | Mapping[str, float]) -> Reading:
+        """Return what the monitors sampled after a time (of each node's clock)."""
         ...
 
     def registered(self) -> Mapping[str, tuple[Card, ...]]: ...
@@ -114,8 +116,8 @@ def run_trial(
     names = [m["metadata"]["name"] for m in manifests if m["kind"] == "Pod"]
     watched = {name: _Watched(name=name) for name in names}
     samples: dict[tuple[float, str, int], Sample] = {}
-    source, now, _ = access.cards(started)
-    since = now - 1.0
+    first = access.cards(started)
+    source, since = first.source, _overlap(first.now)
     registered = access.registered()
     ledger: Mapping[str, Any] = {}
     access.start(manifests)
@@ -124,11 +126,9 @@ def run_trial(
             if not pod.ended:
                 pod.object = access.pod(namespace, pod.name) or pod.object
                 pod.events, pod.noise = parse_events(access.log(namespace, pod.name))
-        source, now, fresh = access.cards(since)
-        since = max([since, *(float(s["time"]) for s in fresh)])
-        for raw in fresh:
-            sample = _sample(raw)
-            samples[(sample.time, sample.uuid, sample.pid)] = sample
+        reading = access.cards(since)
+        since = _overlap(reading.now)
+        samples.update(_samples(reading))
         ready = ready_phase(list(watched.values()), list(samples.values()))
         if ready:
             ledger = access.ledger() or ledger
@@ -148,10 +148,7 @@ def run_trial(
                 hint="see the logs in the bundle; a larger --timeout if the machine is slow",
             )
         pause(POLL_SECONDS)
-    _, _, fresh = access.cards(since)
-    for raw in fresh:
-        sample = _sample(raw)
-        samples[(sample.time, sample.uuid, sample.pid)] = sample
+    samples.update(_samples(access.cards(since)))
     return Trial(
         enforcement=enforcement,
         pods={pod.name: _trace(pod) for pod in watched.values()},
@@ -189,15 +186,24 @@ def ready_phase(pods: Sequence[_Watched], samples: Sequence[Sample]) -> str:
     return phase if len(times) >= TICKS else ""
 
 
-def _sample(raw: Mapping[str, Any]) -> Sample:
-    return Sample(
-        time=float(raw["time"]),
-        uuid=str(raw["uuid"]),
-        pid=int(raw["pid"]),
-        pod_uid=str(raw.get("pod_uid", "")),
-        container=str(raw.get("container", "")),
-        bytes=int(raw["bytes"]),
-    )
+def _overlap(now: Mapping[str, float]) -> dict[str, float]:
+    """Ask again for the last moment: a sample may be stored after a later answer."""
+    return {node: clock - OVERLAP_SECONDS for node, clock in now.items()}
+
+
+def _samples(reading: Reading) -> dict[tuple[float, str, int], Sample]:
+    """Return a reading's samples by identity, so that an overlap counts once."""
+    return {
+        (s.time, s.uuid, s.pid): Sample(
+            time=s.time,
+            uuid=s.uuid,
+            pid=s.pid,
+            pod_uid=s.pod_uid,
+            container=s.container,
+            bytes=s.bytes,
+        )
+        for s in reading.samples
+    }
 
 
 def _trace(pod: _Watched) -> PodTrace:

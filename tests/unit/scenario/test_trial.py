@@ -7,6 +7,7 @@ import json
 import pytest
 
 from testbed.errors import WaitTimeout
+from testbed.lab import deploy
 from testbed.lab.scenario.trial import TICKS, parse_events, run_trial
 from testbed.units import MIB
 
@@ -66,16 +67,12 @@ class FakeAccess:
             self._say(name, "finished")
 
     def cards(self, since):
-        sample = {
-            "time": self.now - 0.01,
-            "uuid": "G",
-            "pid": 1,
-            "pod_uid": "uid-a",
-            "container": "main",
-            "bytes": MIB,
-        }
-        fresh = [sample] if sample["time"] > since else []
-        return "emulated", self.now, fresh
+        from_time = since if isinstance(since, float) else since["n"]
+        sample = deploy.Sample(
+            time=self.now - 0.01, uuid="G", pid=1, pod_uid="uid-a", container="main", bytes=MIB
+        )
+        fresh = (sample,) if sample.time > from_time else ()
+        return deploy.Reading(now={"n": self.now}, source="emulated", cards=(), samples=fresh)
 
     def registered(self):
         return {"n": ()}
