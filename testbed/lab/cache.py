@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testbed.errors import TestbedError
-from testbed.lab.cluster.protocol import Step
+from testbed.lab.cluster.protocol import Progress, Step
 
 #: Name of the list in an entry; its presence says that the entry is whole.
 _LIST = ".entry.json"
@@ -59,14 +59,21 @@ def find(kind: str, key: str) -> Path | None:
     return folder if _is_whole(folder) else None
 
 
-def obtain(kind: str, key: str, make: Callable[[Path], None], step: Step) -> Path:
+def obtain(
+    kind: str,
+    key: str,
+    make: Callable[[Path, Step], None],
+    progress: Progress,
+    text: str,
+) -> Path:
     """Return the entry's folder, made first where it is missing or broken.
 
     Args:
         kind: Folder of the cache; entries of other keys of the kind are kept.
         key: Of everything that the content depends on.
         make: Fills an empty folder; what it raises leaves the cache as it was.
-        step: Told when another process is making the same entry.
+        progress: Where the making is reported.
+        text: The step's text.
 
     Raises:
         TestbedError: the cache cannot be written; whatever ``make`` raises.
@@ -79,14 +86,14 @@ def obtain(kind: str, key: str, make: Callable[[Path], None], step: Step) -> Pat
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(error) from error
-    with _lock(folder.with_name(f".{key}.lock"), step):
+    with progress.step(text) as step, _lock(folder.with_name(f".{key}.lock"), step):
         found = find(kind, key)  # made while we waited for the lock
         if found:
             return found
         _remove(folder)
         part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder.parent))
         try:
-            make(part)
+            make(part, step)
             _seal(part)
             part.rename(folder)
         except BaseException:

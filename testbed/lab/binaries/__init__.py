@@ -25,6 +25,7 @@ __all__ = [
     "Tool",
     "cached",
     "ensure",
+    "find",
     "install_command",
     "locate",
     "missing_tools",
@@ -83,6 +84,12 @@ def ensure(progress: Progress) -> Binaries:
     )
 
 
+def find(name: str) -> Path | None:
+    """Return the path of one program (``kubectl``) if the cache has it."""
+    folder = cached()
+    return folder / name if folder else None
+
+
 def cached() -> Path | None:
     """Return the folder of programs if the cache has it."""
     return cache.find(_KIND, _key())
@@ -118,13 +125,11 @@ def _make(progress: Progress) -> Path:
 
 
 def _obtain(progress: Progress, text: str, maker: Callable[[Path, Step], None]) -> Path:
-    with progress.step(text) as step:
+    def make(folder: Path, step: Step) -> None:
+        maker(folder, step)
+        _verify(folder)
 
-        def make(folder: Path) -> None:
-            maker(folder, step)
-            _verify(folder)
-
-        return cache.obtain(_KIND, _key(), make, step)
+    return cache.obtain(_KIND, _key(), make, progress, text)
 
 
 def _download(folder: Path, step: Step) -> None:

@@ -43,8 +43,11 @@ def prepare(progress: Progress) -> Path:
     if found:
         return found
     base = _prepare_base(source, python, base_key, progress)
-    with progress.step("build the stack's environment") as step:
-        return cache.obtain("stack", key, lambda to: _make(source, base, to, python, step), step)
+
+    def make(folder: Path, step: Step) -> None:
+        _make(source, base, folder, python, step)
+
+    return cache.obtain("stack", key, make, progress, "build the stack's environment")
 
 
 def source_tree() -> Path:
@@ -113,26 +116,22 @@ def _base_key(source: Path, python: venv.SystemPython) -> str:
 
 
 def _prepare_base(source: Path, python: venv.SystemPython, key: str, progress: Progress) -> Path:
-    found = cache.find("stack-base", key)
-    if found:
-        return found
-    with progress.step("install the packages that the stack needs") as step:
+    def make(folder: Path, step: Step) -> None:
+        interpreter = venv.create(folder, python)
+        constraints = folder / "constraints.txt"
+        constraints.write_text("\n".join(_constraints(python)) + "\n")
+        packages.install(
+            requirements(source / "pyproject.toml", EXTRA),
+            what="cannot install the packages that the stack needs",
+            tell=step.update,
+            python=interpreter,
+            options=["--only-binary", ":all:", "--constraint", constraints],
+        )
+        constraints.unlink()
+        venv.close(folder, step, folder / "lib")
 
-        def make(folder: Path) -> None:
-            interpreter = venv.create(folder, python)
-            constraints = folder / "constraints.txt"
-            constraints.write_text("\n".join(_constraints(python)) + "\n")
-            packages.install(
-                requirements(source / "pyproject.toml", EXTRA),
-                what="cannot install the packages that the stack needs",
-                tell=step.update,
-                python=interpreter,
-                options=["--only-binary", ":all:", "--constraint", constraints],
-            )
-            constraints.unlink()
-            venv.close(folder, step, folder / "lib")
-
-        return cache.obtain("stack-base", key, make, step)
+    text = "install the packages that the stack needs"
+    return cache.obtain("stack-base", key, make, progress, text)
 
 
 def _make(source: Path, base: Path, folder: Path, python: venv.SystemPython, step: Step) -> None:
