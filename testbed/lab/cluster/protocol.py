@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import ClassVar, Protocol
 
 
@@ -46,6 +47,8 @@ class ClusterStatus:
     kubeconfig: Path | None = None
     nodes: tuple[NodeStatus, ...] = ()
     problems: tuple[str, ...] = field(default=())
+    #: Whether pods may run as other users than 0, and with an fsGroup.
+    id_range: bool = True
 
 
 class Progress(Protocol):
@@ -63,7 +66,13 @@ class Step(Protocol):
 
     def __enter__(self) -> Step: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
 
 
 class Cluster(Protocol):

@@ -1,0 +1,301 @@
+"""The cluster of local processes, as the ``Cluster`` protocol asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from testbed.errors import ClusterError, InputError
+from testbed.lab.cluster.process import (
+    files,
+    identity,
+    launch,
+    layout,
+    lock,
+    logs,
+    node,
+    processes,
+    start,
+    watch,
+)
+from testbed.lab.cluster.process.api import Api, Unreachable
+from testbed.lab.cluster.process.parts import Parts
+from testbed.lab.cluster.process.record import Record
+from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus, Progress
+from testbed.lab.images.model import Image
+from testbed.stack import names
+
+_IMPORT_S = 300.0
+
+
+class ProcessCluster:
+    """One named cluster of local processes.
+
+    Args:
+        name: Its name; two of different names run side by side.
+        parts: Makes programs, images and cards when ``up`` needs them; the
+            product's own by default.
+    """
+
+    provider: ClassVar[str] = "process"
+
+    def __init__(self, name: str = "vgpu", *, parts: Parts | None = None) -> None:
+        self.name = layout.check_name(name)
+        self._parts = parts or Parts()
+        self._home = layout.state_home()
+        self._folders = layout.Folders(self._home / name)
+        self._lock = self._home / f".{name}.lock"
+
+    @property
+    def context(self) -> str:
+        return f"testbed-{self.name}"
+
+    @property
+    def driver_root(self) -> str:
+        return names.EMULATED_DRIVER_ROOT
+
+    # --- commands ----------------------------------------------------------
+
+    def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+        wanted = layout.nodes(self.name, spec.nodes)
+        with lock.locked(self._lock, self.context):
+            try:
+                record = Record.read(self._folders.record)
+                if record is not None and self._answers(record):
+                    return self._keep(record, spec, progress)
+                if self._folders.top.exists():
+                    with progress.step("Clearing what an earlier run left"):
+                        self._clear()
+                self._bring_up(spec, wanted, progress)
+            finally:
+                files.remove_if_empty(self._folders.top)
+        return self.status()
+
+    def down(self, progress: Progress) -> None:
+        if not self._folders.top.exists():
+            return
+        with lock.locked(self._lock, self.context), progress.step(f"Taking {self.context} down"):
+            self._clear()
+        files.remove_if_empty(self._home)
+
+    def status(self) -> ClusterStatus:
+        record = Record.read(self._folders.record)
+        if record is None:
+            return ClusterStatus(name=self.name, provider=self.provider, state="absent")
+        problems: list[str] = []
+        version, ready = "", dict[str, bool]()
+        try:
+            api = self._api(record)
+            version, ready = api.version(), api.ready_nodes()
+        except Unreachable as error:
+            problems.append(f"the API server does not answer: {error}")
+        if record.stage != "up":
+            problems.append(
+                "another command is bringing it up"
+                if lock.held(self._lock)
+                else "the command that brought it up was ended before it was done"
+            )
+        if not self._alive(record):
+            problems.append("its processes have ended")
+        nodes = tuple(
+            NodeStatus(
+                name=each.name,
+                ready=ready.get(each.name, False),
+                address=each.address,
+                cards=tuple(record.uuids.get(each.name, ())),
+            )
+            for each in layout.nodes(self.name, record.nodes)
+        )
+        problems += [f"{each.name} is not Ready" for each in nodes if not each.ready]
+        problems += [what for what, _ in watch.failures(self._folders, 3)]
+        return ClusterStatus(
+            name=self.name,
+            provider=self.provider,
+            state="broken" if problems else "up",
+            server=f"https://127.0.0.1:{record.port}",
+            kubernetes=version,
+            context=self.context,
+            kubeconfig=self._folders.kubeconfig,
+            nodes=nodes,
+            problems=tuple(problems),
+            id_range=record.id_range,
+        )
+
+    def kubeconfig(self) -> Path:
+        if not self._folders.kubeconfig.exists():
+            raise ClusterError(
+                f"there is no cluster {self.name!r}", hint=f"testbed up --name {self.name}"
+            )
+        return self._folders.kubeconfig
+
+    def collect_logs(self, folder: Path) -> None:
+        if self._folders.logs.exists():
+            logs.collect(self._folders.logs, folder)
+
+    def enter(self, where: str, command: Sequence[str]) -> list[str]:
+        """Return the command that runs another inside a node (or ``outer``), as its root.
+
+        Raises:
+            ClusterError: it does not run.
+        """
+        record = Record.read(self._folders.record)
+        plan = f"{layout.STATE}/inside/{where}.json"
+        found = [
+            each
+            for each in (processes.members(record.token) if record else [])
+            if each.is_pid1 and plan in each.argv
+        ]
+        if record is None or not found:
+            raise ClusterError(f"{where} of cluster {self.name!r} does not run")
+        ids = ["--setuid", "0", "--setgid", "0"] if record.id_range else ["--preserve-credentials"]
+        spaces = ["--user", "--mount", "--net", "--pid", "--uts", "--ipc"]
+        return ["nsenter", "-t", str(found[-1].pid), *spaces, *ids, "--", *command]
+
+    # --- up ----------------------------------------------------------------
+
+    def _keep(self, record: Record, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+        """A second ``up``: the same cluster stays; images that are new are added."""
+        asked = (spec.nodes, start.card_list(spec))
+        if asked != (record.nodes, record.cards) or spec.port not in (0, record.port):
+            raise InputError(
+                f"cluster {self.name!r} is up with other nodes, cards or port",
+                why=f"it has {record.nodes} node(s) with cards {record.cards}, port {record.port}",
+                hint=f"testbed down --name {self.name}, or another --name",
+            )
+        images = self._parts.images(progress)
+        new = [each for each in images if each.reference not in record.images]
+        if new:
+            with progress.step("Adding images"):
+                self._add_images(record, images, new)
+        return self.status()
+
+    def _add_images(self, record: Record, images: Sequence[Image], new: Sequence[Image]) -> None:
+        neutral = start.neutral(self._folders)
+        bound = len(neutral.binds)
+        start.write_front(self._folders, Path(record.runc), images, neutral)
+        archives = [neutral.path(each.archive) for each in new]
+        if len(neutral.binds) > bound:
+            raise ClusterError(
+                "new images lend folders that the running cluster does not see",
+                why=", ".join(source for source, _ in neutral.binds[bound:]),
+                hint=f"testbed down --name {self.name}, then up again",
+            )
+        for each in layout.nodes(self.name, record.nodes):
+            command = node.import_command(record.binaries, archives)
+            done = subprocess.run(
+                self.enter(each.name, command), capture_output=True, text=True, timeout=_IMPORT_S
+            )
+            if done.returncode:
+                raise ClusterError("an image cannot be imported", why=done.stderr.strip())
+        known = [*record.images, *(each.reference for each in new)]
+        dataclasses.replace(record, images=known).write(self._folders.record)
+
+    def _bring_up(
+        self, spec: ClusterSpec, wanted: Sequence[layout.Node], progress: Progress
+    ) -> None:
+        identity.preflight()
+        ids = identity.choose(self.name)
+        with launch.listener(spec.port) as listening:
+            port = listening.getsockname()[1]
+            programs = self._parts.programs(progress)
+            images = self._parts.images(progress)
+            try:
+                with progress.step("Starting the cluster's processes"):
+                    record, binds = start.write(
+                        self._folders,
+                        start.Start(
+                            name=self.name,
+                            spec=spec,
+                            nodes=wanted,
+                            identity=ids,
+                            port=port,
+                            programs=programs,
+                            images=images,
+                            make_cards=self._parts.cards,
+                        ),
+                    )
+                    record.write(self._folders.record)
+
+                    def started(pid: int) -> None:
+                        nonlocal record
+                        found = processes.read(pid)
+                        record = dataclasses.replace(
+                            record, pid=pid, started=found.started if found else ""
+                        )
+                        record.write(self._folders.record)
+
+                    launch.launch(self._folders, ids, binds, listening, record.token, started)
+                listening.close()  # the namespaces have it now
+                with progress.step("Waiting for the nodes") as step:
+                    watch.until_ready(
+                        self._folders,
+                        self._api(record),
+                        wanted,
+                        lambda: self._alive(record),
+                        lambda text: step.update(f"waiting for {text}"),
+                    )
+                self._found_pid1(record).write(self._folders.record)
+            except BaseException:
+                self._clear(keep_logs=True)
+                raise
+
+    def _found_pid1(self, record: Record) -> Record:
+        plan = f"{layout.STATE}/inside/outer.json"
+        for each in processes.members(record.token):
+            if each.is_pid1 and plan in each.argv:
+                record = dataclasses.replace(record, pid1=each.pid, pid1_started=each.started)
+        return dataclasses.replace(record, stage="up")
+
+    # --- down --------------------------------------------------------------
+
+    def _clear(self, *, keep_logs: bool = False) -> None:
+        """End every process of the cluster, then remove its files."""
+        record = Record.read(self._folders.record)
+        if record is not None:
+            left = processes.end(self._holders(record))
+            if left:
+                raise ClusterError(
+                    f"processes of {self.context} do not end",
+                    why=", ".join(f"{each.pid} {' '.join(each.argv)[:80]}" for each in left),
+                    hint="run `testbed down` again; a process in the kernel may need a moment",
+                )
+        ids = identity.choose(self.name)
+        if not self._folders.top.exists():
+            return
+        for path in self._folders.top.iterdir():
+            if path != self._folders.record and not (keep_logs and path == self._folders.logs):
+                files.remove(path, ids)
+        # Last: without the record nothing could find the processes again.
+        self._folders.record.unlink(missing_ok=True)
+        if not keep_logs:
+            files.remove(self._folders.top, ids)
+
+    def _holders(self, record: Record) -> list[processes.Process]:
+        """Return the processes whose end ends the cluster, pid 1 first."""
+        found = {each.pid: each for each in processes.members(record.token)}
+        for pid, began in ((record.pid1, record.pid1_started), (record.pid, record.started)):
+            known = processes.read(pid) if pid else None
+            if known is not None and known.started == began:
+                found[pid] = known
+        return sorted(found.values(), key=lambda each: not each.is_pid1)
+
+    # --- state -------------------------------------------------------------
+
+    def _api(self, record: Record) -> Api:
+        return Api(record.port, self._folders.authority, self._folders.admin)
+
+    def _alive(self, record: Record) -> bool:
+        held = processes.read(record.pid)
+        return held is not None and held.started == record.started
+
+    def _answers(self, record: Record) -> bool:
+        """Tell whether the cluster is up and its API server answers."""
+        if record.stage != "up" or not self._alive(record):
+            return False
+        try:
+            return all(self._api(record).ready_nodes().values())
+        except Unreachable:
+            return False

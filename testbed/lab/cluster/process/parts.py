@@ -1,0 +1,47 @@
+"""What a cluster is made of and others make: programs, images, cards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.lab import binaries, images
+from testbed.lab.cluster.protocol import CardSpec, Progress
+from testbed.lab.images.model import Image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The programs that a cluster runs, on the host."""
+
+    #: Folder of Kubernetes', etcd's and containerd's programs.
+    binaries: Path
+    front: Path
+    runc: Path
+    #: Folder of the CNI plugins.
+    cni: Path
+
+
+class Parts:
+    """The product's own parts; tests bring smaller ones."""
+
+    def programs(self, progress: Progress) -> Programs:
+        """Return the programs, made first where needed.
+
+        Raises:
+            MissingTool, TestbedError.
+        """
+        found = binaries.ensure(progress)
+        front = images.native_folder(progress) / images.FRONT
+        return Programs(binaries=found.folder, front=front, runc=found.runc, cni=found.cni_dir)
+
+    def images(self, progress: Progress) -> tuple[Image, ...]:
+        """Return the images that nodes import."""
+        return images.prepare(progress)
+
+    def cards(self, folder: Path, specs: Sequence[CardSpec]) -> tuple[str, ...]:
+        """Make the emulated cards of a node in a folder; return their uuids."""
+        from testbed.card import driver_root
+
+        return driver_root.make(folder, specs)

@@ -1,0 +1,46 @@
+"""What is known of a cluster that was started: ``cluster.json`` in its state folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Stage = Literal["starting", "up"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The start of a cluster, for the commands that come after."""
+
+    name: str
+    #: Marks this one start's processes; see ``processes.py``.
+    token: str
+    stage: Stage
+    port: int
+    #: What was asked for, to tell whether a second ``up`` asks for the same.
+    nodes: int
+    cards: list[list[Any]]
+    id_range: bool
+    binaries: str  # inside
+    runc: str
+    pid: int = 0
+    started: str = ""
+    pid1: int = 0
+    pid1_started: str = ""
+    uuids: dict[str, list[str]] = field(default_factory=dict)  # by node
+    images: list[str] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self), indent=1))
+        new.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Record | None:
+        """Return the record of a file, or None where it is missing or half-written."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
