@@ -1,0 +1,148 @@
+"""The samples of the last minutes, and the answer of ``/v1/cards``."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.stack.devices import CardReading, Device
+from testbed.stack.model import PodKey
+from testbed.stack.monitor.whose import NOBODY, Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One process on one card; ``pid`` 0 with an empty owner stands for an idle card."""
+
+    uuid: str
+    pid: int
+    pod_uid: str
+    container: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """All cards at one time."""
+
+    time: float
+    samples: tuple[Sample, ...]
+
+
+def samples_of(readings: Iterable[CardReading], owners: Mapping[int, Owner]) -> tuple[Sample, ...]:
+    """Return the samples of one look at all cards.
+
+    A card that could not be read has none: silence is not idleness.
+    """
+    found = []
+    for reading in readings:
+        if reading.error:
+            continue
+        for process in reading.processes:
+            who = owners.get(process.pid, NOBODY)
+            found.append(
+                Sample(
+                    uuid=reading.uuid,
+                    pid=process.pid,
+                    pod_uid=who.pod_uid,
+                    container=who.container,
+                    bytes=process.bytes,
+                )
+            )
+        if not reading.processes:
+            found.append(Sample(uuid=reading.uuid, pid=0, pod_uid="", container="", bytes=0))
+    return tuple(found)
+
+
+class Ring:
+    """The ticks of the last ``keep_s`` seconds.
+
+    A tick's time is taken as it is stored, under the lock that also gives ``now``: who
+    passes an answer's ``now`` on as ``since`` misses nothing and gets nothing twice.
+    """
+
+    def __init__(self, *, keep_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._keep_s = keep_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ticks: list[Tick] = []
+        self._latest = 0.0
+
+    def add(self, samples: tuple[Sample, ...]) -> None:
+        with self._lock:
+            tick = Tick(time=self._forward(), samples=samples)
+            self._ticks.append(tick)
+            first = bisect.bisect_left(
+                self._ticks, tick.time - self._keep_s, key=lambda old: old.time
+            )
+            # Trimmed in strides, since each cut moves the rest.
+            if first > 100:
+                del self._ticks[:first]
+
+    def since(self, moment: float) -> tuple[float, tuple[Tick, ...]]:
+        """Return (now, the ticks after a moment)."""
+        with self._lock:
+            start = bisect.bisect_right(self._ticks, moment, key=lambda tick: tick.time)
+            return self._forward(), tuple(self._ticks[start:])
+
+    def last(self) -> Tick | None:
+        with self._lock:
+            return self._ticks[-1] if self._ticks else None
+
+    def _forward(self) -> float:
+        """Return a time later than any given before, also if the clock was set back."""
+        self._latest = max(self._clock(), self._latest + 1e-6)
+        return self._latest
+
+
+def answer(
+    *,
+    node: str,
+    source: str,
+    devices: Sequence[Device],
+    errors: Mapping[str, str],
+    now: float,
+    ticks: Iterable[Tick],
+    key: Callable[[str], PodKey | None],
+) -> dict[str, object]:
+    """Return the document of ``/v1/cards``."""
+    names: dict[str, tuple[str, str]] = {}
+
+    def named(uid: str) -> tuple[str, str]:
+        if uid not in names:
+            found = key(uid)
+            names[uid] = (found.namespace, found.name) if found else ("", "")
+        return names[uid]
+
+    samples = []
+    for tick in ticks:
+        for sample in tick.samples:
+            namespace, pod = named(sample.pod_uid)
+            samples.append(
+                {
+                    "time": tick.time,
+                    "uuid": sample.uuid,
+                    "pid": sample.pid,
+                    "pod_uid": sample.pod_uid,
+                    "namespace": namespace,
+                    "pod": pod,
+                    "container": sample.container,
+                    "bytes": sample.bytes,
+                    "utilization_pct": None,
+                    "busy_ns": None,
+                }
+            )
+    cards = [
+        {
+            "uuid": device.uuid,
+            "name": device.name,
+            "index": device.index,
+            "memory_bytes": device.memory_bytes,
+            **({"error": errors[device.uuid]} if errors.get(device.uuid) else {}),
+        }
+        for device in devices
+    ]
+    return {"node": node, "now": now, "source": source, "cards": cards, "samples": samples}

@@ -1,0 +1,115 @@
+"""The answer for one container: CDI names, environment, mounts, and its region's content."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from testbed.stack import names
+from testbed.stack.codec import container_environment
+from testbed.stack.config import DeviceConfig
+from testbed.stack.model import ContainerShares, PodKey
+from testbed.stack.plugin.handler import Grant
+
+#: Makes region names that stay the same when kubelet asks again for a container.
+_REGION_NAMES = uuid.UUID("6f6a9d3c-6c0f-5d2e-9a3f-7b1f5f1c2d10")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPaths:
+    """Where things lie on the node.
+
+    Attributes:
+        hook: The manifest value ``hookPath``.
+        build: Names the library in use, ``<hook>/lib/<build>/``.
+    """
+
+    hook: str
+    build: str
+
+    def container_folder(self, uid: str, container: str) -> str:
+        return f"{self.hook}/containers/{uid}_{container}"
+
+    @property
+    def library(self) -> str:
+        return f"{self.hook}/lib/{self.build}/libvgpu.so"
+
+    @property
+    def preload(self) -> str:
+        return f"{self.hook}/lib/{self.build}/ld.so.preload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    container: str
+    host: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionPlan:
+    """The shared region to make before the container starts."""
+
+    folder: str
+    cache_uuid: str
+    shares: ContainerShares
+    policy: str
+    priority: int
+    oversubscribe: bool
+    pod: PodKey
+    container: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerAnswer:
+    """What kubelet passes to the runtime for one container."""
+
+    cdi: tuple[str, ...]
+    env: Mapping[str, str]
+    mounts: tuple[Mount, ...] = ()
+    region: RegionPlan | None = field(default=None)
+
+
+def container_answer(
+    pod: PodKey, grant: Grant, config: DeviceConfig, paths: HostPaths
+) -> ContainerAnswer:
+    """Return the answer for one container.
+
+    With enforcement off the container gets its cards and nothing that limits it.
+    """
+    cdi = tuple(f"{names.CDI_KIND}={share.uuid}" for share in grant.shares)
+    # CUDA images carry NVIDIA_VISIBLE_DEVICES=all; NVIDIA's runtime would add every card.
+    env = {names.ENV_VISIBLE: "void"}
+    if config.enforcement == "off":
+        return ContainerAnswer(cdi=cdi, env=env)
+
+    container = grant.container
+    cache_uuid = str(uuid.uuid5(_REGION_NAMES, f"{pod.uid}/{container.name}"))
+    folder = paths.container_folder(pod.uid, container.name)
+    oversubscribe = config.deviceMemoryScaling > 1
+    env |= container_environment(
+        grant.shares,
+        cache_uuid=cache_uuid,
+        core_policy=config.gpuCorePolicy,
+        core_limit=not config.disableCoreLimit,
+        oversubscribe=oversubscribe,
+        log_level=config.libCudaLogLevel,
+    )
+    mounts = [
+        Mount(container=names.CONTAINER_ROOT, host=folder, read_only=False),
+        Mount(container=names.CONTAINER_LIBRARY, host=paths.library, read_only=True),
+    ]
+    if not container.control_disabled:
+        mounts.append(Mount(container=names.CONTAINER_PRELOAD, host=paths.preload, read_only=True))
+    region = RegionPlan(
+        folder=folder,
+        cache_uuid=cache_uuid,
+        shares=grant.shares,
+        policy="disable" if config.disableCoreLimit else config.gpuCorePolicy,
+        priority=container.priority,
+        oversubscribe=oversubscribe,
+        pod=pod,
+        container=container.name,
+    )
+    return ContainerAnswer(cdi=cdi, env=env, mounts=tuple(mounts), region=region)
