@@ -48,7 +48,7 @@ class Testbed:
     def __init__(self, name: str = DEFAULT_NAME, provider: str = "process") -> None:
         self.name = name
         self.provider = provider
-        self.cluster: Cluster = cluster_provider(provider)(name)
+        self.cluster: Cluster = cluster_provider(provider, name)
         self._kube: Kube | None = None
 
     @property

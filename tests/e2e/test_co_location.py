@@ -1,0 +1,123 @@
+"""The example, whole: memory caps hold on two PyTorch pods, and fail without the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed.lab.scenario.record import Report
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(testbed, tmp_path, *arguments, timeout=600):
+    """Call the command line as a user would."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from testbed.cli import main; main()",
+            "run",
+            "--name",
+            testbed.name,
+            "--runs",
+            str(tmp_path / "runs"),
+            *arguments,
+        ],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def test_the_example_passes_and_its_control_fails(testbed, tmp_path):
+    done = run(testbed, tmp_path, "co_location/a100-example", "-o", "json")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = msgspec.json.decode(done.stdout, type=Report)
+    assert json.loads((tmp_path / "runs/latest/report.json").read_text()) == json.loads(done.stdout)
+    [record] = report.cases
+    assert report.verdict == record.verdict == "pass"
+    names = {check.name for check in record.checks}
+    assert names == {
+        "memory_cap",
+        "card_bytes",
+        "visible_size",
+        "survives",
+        "annotations",
+        "share_card",
+    }
+    for check in record.checks:
+        assert check.verdict == ("skipped" if check.name == "share_card" else "pass"), check
+    assert record.control is not None and record.control.verdict == "pass"
+    limits = [c for c in record.control.checks if c.name in ("memory_cap", "card_bytes")]
+    assert len(limits) == 2 * 2 * 4  # checks, pods, allocators
+    for check in limits:
+        figure = check.card if check.name == "card_bytes" else check.workload
+        assert check.verdict == "fail" and figure > check.asked, check
+    notebook = json.loads(Path(record.artifacts["notebook"]).read_text())
+    outputs = json.dumps([c.get("outputs") for c in notebook["cells"]])
+    assert "image/png" in outputs and "memory_cap" in outputs
+
+
+def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
+    folder = tmp_path / "scenarios" / "co_location"
+    folder.mkdir(parents=True)
+    for name in ("question.py", "workload.py"):
+        (folder / name).write_text((ROOT / "scenarios/co_location" / name).read_text())
+    case = folder / "too-big.yaml"
+    case.write_text("pods: {a: {gpumem: 999999}}\nallocators: [native]\n")
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks/co_location.ipynb").write_text(
+        (ROOT / "notebooks/co_location.ipynb").read_text()
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from testbed.cli import main; main()",
+            "run",
+            "co_location/too-big",
+            "--name",
+            testbed.name,
+            "--runs",
+            str(tmp_path / "runs"),
+            "--timeout",
+            "120",
+        ],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1", "VGPU_TESTBED_TRIAL_SECONDS": "20"},
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "CardInsufficientMemory" in done.stdout + done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "bundle" in last and Path(last.split()[-1]).is_dir()
+    # The testbed is in order again: enforcement on, no trial left.
+    assert not testbed.kube.list("v1", "Namespace", labels="vgpu-testbed.dev/trial")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("nothing/here",), "no case matches"),
+        (("co_location/a100-example", "--cards", "b9000"), "b9000"),
+        (("co_location/a100-example", "--cards", "a100-80gb:0"), "does not name cards"),
+    ],
+)
+def test_bad_input_is_one_clear_error(testbed, tmp_path, arguments, word):
+    done = run(testbed, tmp_path, *arguments, timeout=60)
+    assert done.returncode == 2
+    assert word in done.stderr and "to fix" in done.stderr
+    assert "Traceback" not in done.stderr
