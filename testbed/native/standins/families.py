@@ -98,7 +98,9 @@ FAMILIES: tuple[Family, ...] = (
         status=15,  # CUBLAS_STATUS_NOT_SUPPORTED
         special={
             "cublasLtGetVersion": "size_t cublasLtGetVersion(void) {{ return {cublas}; }}",
-            "cublasLtGetCudartVersion": "size_t cublasLtGetCudartVersion(void) {{ return {cudart}; }}",
+            "cublasLtGetCudartVersion": (
+                "size_t cublasLtGetCudartVersion(void) {{ return {cudart}; }}"
+            ),
         },
     ),
     Family(soname="libcublas.so", title="cuBLAS", prefix="cublas", status=15),
