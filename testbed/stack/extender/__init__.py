@@ -1,0 +1,1 @@
+"""The scheduler extender: decides from a ledger in memory, binds with one call."""

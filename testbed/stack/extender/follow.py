@@ -1,0 +1,103 @@
+"""Follow a collection: list once, then watch, and start anew when the watch is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+
+from testbed.errors import ClusterError
+from testbed.stack.extender.api import ApiError
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+
+
+class Source(Protocol):
+    async def list(self, path: str) -> tuple[list[dict[str, Any]], str]: ...
+
+    def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]: ...
+
+
+class Follower:
+    """Tells of each object of a collection that appears, changes or goes.
+
+    Args:
+        source: Lists and watches.
+        path: The collection.
+        identify: Names an object; what a new list lacks is told as gone by that name.
+        changed: Called with the object.
+        gone: Called with its name.
+        synced: Called after each complete list.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        path: str,
+        *,
+        identify: Callable[[Mapping[str, Any]], str],
+        changed: Callable[[Mapping[str, Any]], None],
+        gone: Callable[[str], None],
+        synced: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._path = path
+        self._identify = identify
+        self._changed = changed
+        self._gone = gone
+        self._synced = synced
+        self._known: set[str] = set()
+        self._version = ""
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                async for event in self._source.watch(self._path, self._version):
+                    pause = _FIRST_PAUSE_S
+                    self._take(event)
+            except ClusterError as error:
+                if isinstance(error, ApiError) and error.status == 410:
+                    self._version = ""  # too old: what was missed cannot be watched
+                    log.info("%s: listing anew", self._path)
+                    continue
+                log.warning("%s (again in %.1f s)", error.text(), pause)
+                await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    async def _list(self) -> None:
+        items, version = await self._source.list(self._path)
+        present = set()
+        for item in items:
+            present.add(self._identify(item))
+            self._changed(item)
+        for name in self._known - present:
+            self._gone(name)
+        self._known = present
+        self._version = version
+        self._synced()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, item = event.get("type"), event.get("object") or {}
+        if kind == "ERROR":
+            # The watch's own way to say that its version is gone, or that it failed.
+            raise ApiError(
+                f"watch {self._path}", int(item.get("code") or 500), str(item.get("message"))
+            )
+        if kind in ("ADDED", "MODIFIED"):
+            self._known.add(self._identify(item))
+            self._changed(item)
+        elif kind == "DELETED":
+            name = self._identify(item)
+            self._known.discard(name)
+            self._gone(name)
+        version = (item.get("metadata") or {}).get("resourceVersion")
+        if version:
+            self._version = str(version)
