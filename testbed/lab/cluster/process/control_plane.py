@@ -177,6 +177,10 @@ def _controller_manager(binaries: str) -> tuple[str, ...]:
         f"--root-ca-file={_PKI}/ca.crt",
         f"--service-account-private-key-file={_PKI}/accounts.key",
         "--use-service-account-credentials",
+        # Each controller begins by asking for its token; 20 calls a second take 5 s for all.
+        "--kube-api-qps=500",
+        "--kube-api-burst=1000",
+        "--flex-volume-plugin-dir=/run/flex-volume-plugins",
         f"--cluster-signing-cert-file={_PKI}/ca.crt",
         f"--cluster-signing-key-file={_PKI}/ca.key",
     )

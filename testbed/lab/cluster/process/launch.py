@@ -17,6 +17,8 @@ from testbed.lab.cluster.process import inside, layout
 from testbed.lab.cluster.process.identity import Identity
 
 PYTHON = "/usr/bin/python3"
+#: Folder of the programs that run inside.
+PROGRAMS = Path(inside.__file__).parent
 _HANDSHAKE_S = 20.0
 _BACKLOG = 128
 
@@ -44,9 +46,8 @@ def listener(port: int) -> socket.socket:
 
 def copy_programs(folder: Path) -> None:
     """Put the programs that run inside where every id can read them."""
-    source = Path(inside.__file__).parent
     for name in ("enter.py", "init.py", "relay.py"):
-        shutil.copyfile(source / name, folder / name)
+        shutil.copyfile(PROGRAMS / name, folder / name)
         (folder / name).chmod(0o644)
 
 

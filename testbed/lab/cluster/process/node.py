@@ -219,8 +219,8 @@ def _file_systems(node: layout.Node, own: str) -> list[Step]:
         tmpfs("/var/lib"),
         *hidden(PRIVATE),
         step("mkdir", "-p", *_folders()),
-        step("mount", "--rbind", f"{own}/containerd", "/var/lib/containerd"),
-        step("mount", "--rbind", f"{layout.STATE}/logs/pods/{node.name}", "/var/log/pods"),
+        step("mount", "-n", "--rbind", f"{own}/containerd", "/var/lib/containerd"),
+        step("mount", "-n", "--rbind", f"{layout.STATE}/logs/pods/{node.name}", "/var/log/pods"),
         # The kubelet's own certificates, and nobody else's: a pod may ask for any hostPath.
         step("cp", "-r", f"{pki}/{node.name}", _PKI),
         tmpfs(pki, "700"),
@@ -259,8 +259,8 @@ def _network(node: layout.Node, others: Sequence[layout.Node]) -> list[Step]:
 def _snapshotter(own: str, inside: str) -> Step:
     """Overlayfs where the state's file system carries it, else copies."""
     probe = (
-        f"cd {own}/probe && mkdir -p lower upper work merged && mount -t overlay"
-        " -o userxattr,lowerdir=lower,upperdir=upper,workdir=work overlay merged && umount merged"
+        f"cd {own}/probe && mkdir -p lower upper work merged && mount -n -t overlay"
+        " -o userxattr,lowerdir=lower,upperdir=upper,workdir=work overlay merged && umount -n merged"
         f" && cp {inside}/containerd-overlayfs.toml {_CONTAINERD_CONFIG}"
     )
     return Step(("sh", "-c", probe), ("cp", f"{inside}/containerd-native.toml", _CONTAINERD_CONFIG))

@@ -56,12 +56,14 @@ def optional(*run: str) -> Step:
 
 
 def tmpfs(path: str, mode: str = "755") -> Step:
-    return step("mount", "-t", "tmpfs", "-o", f"mode={mode}", "tmpfs", path)
+    return step("mount", "-n", "-t", "tmpfs", "-o", f"mode={mode}", "tmpfs", path)
 
 
 def hidden(paths: Sequence[str]) -> list[Step]:
     """Return steps that put an empty folder over folders that hold people's files."""
-    return [Step(("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", each), ()) for each in paths]
+    return [
+        Step(("mount", "-n", "-t", "tmpfs", "-o", "mode=755", "tmpfs", each), ()) for each in paths
+    ]
 
 
 #: What of the host nobody inside has to do with: a pod may ask for any hostPath.

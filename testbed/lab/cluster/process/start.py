@@ -58,6 +58,7 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
     etcd = folders.top / "etcd"
     etcd.mkdir(mode=0o700)
     where = neutral(folders)
+    cache.root().mkdir(parents=True, exist_ok=True)  # bound even where nothing was made yet
     pki.write_all(folders, start.name, start.nodes, start.port)
     launch.copy_programs(folders.inside)
     uuids = {each.name: _write_cards(folders, each, start) for each in start.nodes}

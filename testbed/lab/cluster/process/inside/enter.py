@@ -82,7 +82,7 @@ def lay_out(entry: Entry) -> None:
     end, since the folders to bind may themselves lie below that place.
     """
     stage, root = Path(entry["stage"]), entry["root"]
-    run("mount", "-t", "tmpfs", "-o", "mode=755,size=16m", "tmpfs", str(stage))
+    run("mount", "-n", "-t", "tmpfs", "-o", "mode=755,size=16m", "tmpfs", str(stage))
     for source, name in entry["binds"]:
         target = stage / name
         if Path(source).is_dir():
@@ -90,8 +90,8 @@ def lay_out(entry: Entry) -> None:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
-        run("mount", "--rbind", source, str(target))
-    run("mount", "--move", str(stage), root)
+        run("mount", "-n", "--rbind", source, str(target))
+    run("mount", "-n", "--move", str(stage), root)
 
 
 def unshare(flags: list[str], stage: str, script: str, path: str) -> None:

@@ -221,8 +221,8 @@ def run_step(step: Document, environment: dict[str, str]) -> None:
         return
     if otherwise is None:
         raise StepFailed(f"{' '.join(argv)}: {error}")
-    note(f"{' '.join(argv)}: {error}")
     if otherwise:
+        note(f"{' '.join(argv)}: {error}")
         run_step({"run": otherwise}, environment)
 
 
