@@ -12,6 +12,8 @@ from testbed.lab.deploy.samples import (
     Sample,
     cards,
     container_series,
+    ledger,
+    reservations,
     unknown_bytes,
 )
 from testbed.lab.deploy.stack import Deployment, deploy, undeploy
@@ -37,9 +39,11 @@ __all__ = [
     "container_series",
     "deploy",
     "enforcement",
+    "ledger",
     "plugin_states",
     "render",
     "render_text",
+    "reservations",
     "set_enforcement",
     "undeploy",
     "unknown_bytes",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from testbed.lab.deploy.values import StackValues
@@ -79,16 +78,6 @@ def http_probe(port: int, path: str, *, scheme: str = "HTTP", period_s: int) -> 
     """Return a probe by an HTTP request; three failures in a row count."""
     return {
         "httpGet": {"port": port, "path": path, "scheme": scheme},
-        "periodSeconds": period_s,
-        "timeoutSeconds": 5,
-        "failureThreshold": 3,
-    }
-
-
-def exec_probe(command: Sequence[str], *, period_s: int) -> Object:
-    """Return a probe by a command; three failures in a row count."""
-    return {
-        "exec": {"command": list(command)},
         "periodSeconds": period_s,
         "timeoutSeconds": 5,
         "failureThreshold": 3,

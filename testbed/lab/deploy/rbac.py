@@ -31,7 +31,7 @@ _EXTENDER_RULES = (
 #: selector is no part of a rule), so they may read all.
 _PLUGIN_RULES = (
     ("", ("pods",), (*_READ, "patch")),
-    ("", ("nodes",), ("get", "patch")),
+    ("", ("nodes",), ("patch",)),
 )
 _MONITOR_RULES = (("", ("pods",), _READ),)
 

@@ -2,7 +2,7 @@
 
 The webhook's failurePolicy is Ignore, so a webhook that is not ready would let a pod
 pass unseen: a dry-run pod must come back with our scheduler's name. A plugin that runs
-may have registered nothing: the node must show the cards. A monitor that is ready may
+may have registered nothing: the node must show the cards, and the extender's ledger. A monitor that is ready may
 be out of reach: its figures must arrive through the API server.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from testbed.errors import CodecError, DeployError, TestbedError
 from testbed.lab.cluster.protocol import Progress
 from testbed.lab.deploy.common import SELECTOR
 from testbed.lab.deploy.diagnosis import hopeless, pod_line, pod_ready
-from testbed.lab.deploy.samples import Reading, cards
+from testbed.lab.deploy.samples import Reading, cards, ledger
 from testbed.lab.deploy.switch import plugin_states, wait_for_plugins
 from testbed.lab.deploy.values import StackValues
 from testbed.lab.kube import ApiError, Kube, Object, Unreachable
@@ -29,6 +30,7 @@ PODS_S = 120.0
 WEBHOOK_S = 30.0
 #: kubelet tells its node's new resources with its next status, by default every 10 s.
 CARDS_S = 60.0
+LEDGER_S = 30.0
 MONITOR_S = 30.0
 
 #: Expected uuids by node; None where only "some card somewhere" can be demanded.
@@ -210,6 +212,34 @@ def missing_cards(seen: Sequence[NodeCards], expected: Expected | None) -> str:
             if lacking:
                 problems.append(f"{node}: {', '.join(lacking)} not registered")
     return "; ".join(problems)
+
+
+def wait_ledger(
+    kube: Kube, values: StackValues, progress: Progress, shown: Sequence[NodeCards]
+) -> None:
+    """Wait until the extender has read the cluster and has every card in its books."""
+    wanted = {(node.node, card.uuid) for node in shown for card in node.registered}
+
+    def lacking(books: Mapping[str, Any]) -> str:
+        if not books["synced"]:
+            return "it has not read the cluster yet"
+        known = {
+            (name, str(card["uuid"]))
+            for name, node in books["nodes"].items()
+            for card in node["cards"]
+        }
+        return ", ".join(f"{uuid} of {node} is not in it" for node, uuid in sorted(wanted - known))
+
+    with progress.step("extender has the cards in its ledger") as step:
+        wait_until(
+            "the extender's ledger has every card",
+            lambda: ledger(kube, namespace=values.namespace),
+            ready=lambda books: not lacking(books),
+            describe=lacking,
+            timeout_s=LEDGER_S,
+            transient=(ApiError, Unreachable, DeployError),
+            report=step.update,
+        )
 
 
 def wait_monitors(

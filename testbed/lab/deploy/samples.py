@@ -1,4 +1,4 @@
-"""The client of the monitors' ``/v1/cards``: what the cards measured, over all nodes."""
+"""What the parts tell of themselves: the monitors' ``/v1/cards``, the extender's ledger."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from testbed.errors import DeployError, TestbedError
-from testbed.lab.deploy.common import MONITOR, NAME
+from testbed.errors import ClusterError, DeployError, TestbedError
+from testbed.lab.deploy.common import MONITOR, NAME, SCHEDULER
 from testbed.lab.kube import Kube
 from testbed.stack import names
 
@@ -170,6 +171,56 @@ def unknown_bytes(samples: Iterable[Sample]) -> int:
             key = (sample.node, sample.time)
             sums[key] = sums.get(key, 0) + sample.bytes
     return max(sums.values(), default=0)
+
+
+def ledger(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
+    """Return the extender's books: ``nodes`` as it tells them, ``pods`` by uid.
+
+    A pod's value is its device list in the words of the annotation, reserved or bound.
+
+    Raises:
+        DeployError: no extender runs, or it does not answer as agreed.
+    """
+    answer = _extender(kube, namespace, "/debug/ledger")
+    try:
+        pods = {str(pod["uid"]): str(pod["devices"]) for pod in answer["pods"]}
+        return {"synced": answer["synced"], "nodes": answer["nodes"], "pods": pods}
+    except (KeyError, TypeError) as error:
+        raise DeployError("the extender's ledger cannot be read", why=repr(error)) from error
+
+
+def reservations(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
+    """Return the extender's promises to pending pods, and the nodes' turns.
+
+    Raises:
+        DeployError: no extender runs, or it does not answer as agreed.
+    """
+    return _extender(kube, namespace, "/debug/reservations")
+
+
+def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
+    pods = [
+        pod["metadata"]["name"]
+        for pod in kube.list("v1", "Pod", namespace, labels=f"{NAME}={SCHEDULER}")
+        if "deletionTimestamp" not in pod["metadata"]
+    ]
+    if not pods:
+        raise DeployError(
+            f"no scheduler runs in namespace {namespace}", hint="deploy the stack first"
+        )
+    # One at a time by its Deployment; the newest where the old one is still listed.
+    try:
+        answer = json.loads(kube.pod_proxy(namespace, pods[-1], names.PORT_EXTENDER_OBSERVE, path))
+    except (ValueError, ClusterError) as error:
+        why = error.why or error.what if isinstance(error, ClusterError) else str(error)
+        raise DeployError(
+            f"the extender does not answer {path}",
+            why=why,
+            hint=f"see `kubectl -n {namespace} logs {pods[-1]} -c extender`",
+        ) from error
+    if not isinstance(answer, dict):
+        raise DeployError(f"the extender's {path} cannot be read", why="it is not an object")
+    return answer
 
 
 def _read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from testbed.lab.deploy.certificates import SCHEDULER_CN
 from testbed.lab.deploy.common import (
     ANNOTATION_CERTIFICATES,
     ANNOTATION_CONFIG,
@@ -13,7 +14,6 @@ from testbed.lab.deploy.common import (
     CONFIG_FILE,
     KEY_KEY,
     NAME,
-    PYTHON,
     SCHEDULER,
     SECRET_EXTENDER,
     SECRET_SCHEDULER,
@@ -21,7 +21,6 @@ from testbed.lab.deploy.common import (
     config_mount,
     config_volume,
     digest,
-    exec_probe,
     field_env,
     http_probe,
     late,
@@ -34,18 +33,12 @@ from testbed.lab.deploy.common import (
 from testbed.lab.deploy.values import StackValues
 from testbed.stack import names
 
-KUBE_SCHEDULER = "kube-scheduler"
+#: Where the official image has it too.
+KUBE_SCHEDULER = "/usr/local/bin/kube-scheduler"
 SCHEDULER_CONFIG_MAP = "vgpu-scheduler-config"
 _CONFIG_FOLDER = "/scheduler"
 _CONFIG_KEY = "config.yaml"
 _SECURE_PORT = 10259
-
-#: The extender serves its scheduler alone, on a loopback address that a kubelet cannot
-#: reach and with a certificate that a probe has not: the probe asks whether it accepts.
-_ACCEPTS = (
-    "import socket; "
-    f"socket.create_connection(('127.0.0.1', {names.PORT_EXTENDER}), timeout=3).close()"
-)
 
 
 def scheduler_configuration(values: StackValues) -> Object:
@@ -151,7 +144,9 @@ def scheduler(values: StackValues, *, config_digest: str, certificates_digest: s
 
 
 def _extender(values: StackValues) -> Object:
-    accepts = [PYTHON, "-I", "-S", "-c", _ACCEPTS]
+    # Probes and onlookers have a port of their own: the other one is on a loopback address
+    # that a kubelet cannot reach, and demands the scheduler's certificate.
+    port = names.PORT_EXTENDER_OBSERVE
     return {
         "name": "extender",
         "image": values.images.base,
@@ -163,13 +158,16 @@ def _extender(values: StackValues) -> Object:
             f"--cert={CERTIFICATES_FOLDER}/{CERT_KEY}",
             f"--key={CERTIFICATES_FOLDER}/{KEY_KEY}",
             f"--client-ca={CERTIFICATES_FOLDER}/{CA_KEY}",
+            f"--client-name={SCHEDULER_CN}",
+            f"--observe-port={port}",
         ),
         "env": [
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
         ],
-        "readinessProbe": exec_probe(accepts, period_s=5),
-        "livenessProbe": late(exec_probe(accepts, period_s=20)),
+        "ports": [{"name": "observe", "containerPort": port}],
+        "readinessProbe": http_probe(port, "/readyz", period_s=2),
+        "livenessProbe": late(http_probe(port, "/healthz", period_s=10)),
         "resources": small(),
         "securityContext": locked_down(),
         "volumeMounts": [

@@ -28,6 +28,7 @@ from testbed.lab.deploy.ready import (
     Expected,
     NodeCards,
     wait_cards,
+    wait_ledger,
     wait_monitors,
     wait_pods,
     wait_webhook,
@@ -88,6 +89,7 @@ def deploy(
         wait_pods(kube, values, progress)
         wait_webhook(kube, values, progress)
         nodes = wait_cards(kube, values, progress, expected)
+        wait_ledger(kube, values, progress, nodes)
         reading = wait_monitors(kube, values, progress, nodes)
     except (DeployError, WaitTimeout) as error:
         raise DeployError(
