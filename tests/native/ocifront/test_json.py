@@ -103,8 +103,32 @@ def test_text_of_scalars_is_kept(json_driver: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "01", "1.", ".5", "+1", "1e", "tru", "truex", "nul", '"', '"\\x"', '"\\u12"']
-    + ["[1,]", "[,]", '{"a"}', '{"a":}', '{"a":1,}', "{a:1}", "[1 2]", "1 2", "[", "]", '"\n"'],
+    [
+        "",
+        " ",
+        "01",
+        "1.",
+        ".5",
+        "+1",
+        "1e",
+        "tru",
+        "truex",
+        "nul",
+        '"',
+        '"\\x"',
+        '"\\u12"',
+        "[1,]",
+        "[,]",
+        '{"a"}',
+        '{"a":}',
+        '{"a":1,}',
+        "{a:1}",
+        "[1 2]",
+        "1 2",
+        "[",
+        "]",
+        '"\n"',
+    ],
 )
 def test_malformed_text_is_refused(json_driver: Path, text: str) -> None:
     result = drive(json_driver, text.encode())
