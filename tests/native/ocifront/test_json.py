@@ -18,7 +18,11 @@ FUZZ = settings(
 )
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -101,35 +105,15 @@ def test_text_of_scalars_is_kept(json_driver: Path, text: str) -> None:
     assert drive(json_driver, text.encode()).stdout.decode() == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " ",
-        "01",
-        "1.",
-        ".5",
-        "+1",
-        "1e",
-        "tru",
-        "truex",
-        "nul",
-        '"',
-        '"\\x"',
-        '"\\u12"',
-        "[1,]",
-        "[,]",
-        '{"a"}',
-        '{"a":}',
-        '{"a":1,}',
-        "{a:1}",
-        "[1 2]",
-        "1 2",
-        "[",
-        "]",
-        '"\n"',
-    ],
-)
+MALFORMED = [
+    *("", " ", "01", "1.", ".5", "+1", "1e", "tru", "truex", "nul"),
+    *('"', '"\\x"', '"\\u12"', '"\n"'),
+    *("[1,]", "[,]", "[1 2]", "1 2", "[", "]"),
+    *('{"a"}', '{"a":}', '{"a":1,}', "{a:1}"),
+]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_text_is_refused(json_driver: Path, text: str) -> None:
     result = drive(json_driver, text.encode())
     assert result.returncode == 3
