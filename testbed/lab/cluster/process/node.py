@@ -258,9 +258,10 @@ def _network(node: layout.Node, others: Sequence[layout.Node]) -> list[Step]:
 
 def _snapshotter(own: str, inside: str) -> Step:
     """Overlayfs where the state's file system carries it, else copies."""
+    options = "userxattr,lowerdir=lower,upperdir=upper,workdir=work"
     probe = (
-        f"cd {own}/probe && mkdir -p lower upper work merged && mount -n -t overlay"
-        " -o userxattr,lowerdir=lower,upperdir=upper,workdir=work overlay merged && umount -n merged"
+        f"cd {own}/probe && mkdir -p lower upper work merged"
+        f" && mount -n -t overlay -o {options} overlay merged && umount -n merged"
         f" && cp {inside}/containerd-overlayfs.toml {_CONTAINERD_CONFIG}"
     )
     return Step(("sh", "-c", probe), ("cp", f"{inside}/containerd-native.toml", _CONTAINERD_CONFIG))
