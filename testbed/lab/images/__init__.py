@@ -34,8 +34,6 @@ FRONT = "vgpu-oci-front"
 _RECIPE = "1"
 #: The emulated driver's libraries, as nodes mount them below /usr/local/vgpu/driver.
 _DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
-#: Folders of the PyTorch environment with libraries that programs look for by name.
-_STAND_INS = ("standins",)
 _SCHEDULER = "/usr/local/bin/kube-scheduler"
 
 
@@ -49,12 +47,12 @@ def prepare(progress: Progress) -> tuple[Image, ...]:
     """
     programs = binaries.ensure(progress)
     stack_env = stack.prepare(progress)
-    from testbed.lab.images import pytorch  # noqa: PLC0415
+    from testbed.lab.images import pytorch
 
     torch_env = pytorch.prepare(progress)
     native = _native(stack_env)
     driver = [_library(native, name) for name in _DRIVER]
-    libraries = ldcache.prepare(progress, driver, torch_env, _STAND_INS)
+    libraries = ldcache.prepare(progress, driver, torch_env, (pytorch.STANDINS,))
     lent = [*rootfs.lent(), Bind(source=libraries, destination="/etc/ld.so.cache")]
     scheduler = programs.path("kube-scheduler").resolve()
     root = archive.layer(rootfs.entries())
