@@ -24,7 +24,8 @@ _OWN = re.compile(rf"(?P<prefix>(?:/.*)?/pods/){_TAIL.pattern}")
 #: Under systemd's driver a pod is a slice, whose name cannot hold a dash inside.
 _SLICE_UID = _UID.replace("-[", "[-_][")
 _CGROUP_POD = re.compile(
-    rf"^(?:kubepods-(?:burstable-|besteffort-)?)?pod(?P<uid>{_SLICE_UID})(?:\.slice)?$"
+    # kubepods-burstable-pod<uid>.slice; kind puts its kubelet- before that
+    rf"^(?:[a-z]+-)*pod(?P<uid>{_SLICE_UID})(?:\.slice)?$"
 )
 _CGROUP_ID = re.compile(r"^(?:[a-z-]+-)?(?P<id>[0-9a-f]{64})(?:\.scope)?$")
 _SHIM = "containerd-shim"

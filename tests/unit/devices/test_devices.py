@@ -1,0 +1,187 @@
+"""Driver roots, registered cards and CDI specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.errors import DeployError, InputError, MissingTool
+from testbed.stack.config import DeviceConfig
+from testbed.stack.devices import (
+    Device,
+    DriverRoot,
+    emulated_spec,
+    find_driver_root,
+    nvidia,
+    registered_cards,
+    sync_specs,
+)
+from testbed.stack.devices.cdi import hardware_specs, split_spec
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_emulated_root_is_told_by_its_mark(tmp_path: Path) -> None:
+    library = touch(tmp_path / "driver/libnvidia-ml.so.1")
+    with pytest.raises(InputError):
+        find_driver_root(str(tmp_path))
+    touch(tmp_path / "EMULATION")
+    root = find_driver_root(str(tmp_path))
+    assert root == DriverRoot(path=str(tmp_path), emulated=True, nvml=library)
+
+
+@pytest.mark.parametrize("folder", ["usr/lib/x86_64-linux-gnu", "usr/lib64", "lib64"])
+def test_hardware_root(tmp_path: Path, folder: str) -> None:
+    library = touch(tmp_path / folder / "libnvidia-ml.so.1")
+    assert find_driver_root(str(tmp_path)) == DriverRoot(
+        path=str(tmp_path), emulated=False, nvml=library
+    )
+
+
+def test_the_nodes_own_root_is_seen_where_the_pod_has_it(tmp_path: Path) -> None:
+    library = touch(tmp_path / "usr/lib64/libnvidia-ml.so.1")
+    for wanted in ("/", None, "auto"):
+        root = find_driver_root(wanted, host=tmp_path)
+        assert (root.path, root.nvml) == ("/", library)
+
+
+def test_no_driver_names_where_was_looked(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="usr/lib64/libnvidia-ml") as caught:
+        find_driver_root(str(tmp_path))
+    assert "driverRoot" in caught.value.hint
+
+
+DEVICES = (
+    Device(uuid="GPU-a", index=0, name="NVIDIA A100-SXM4-80GB", memory_bytes=81920 << 20),
+    Device(uuid="GPU-b", index=1, name="Tesla T4", memory_bytes=(15360 << 20) + 5, numa=1),
+)
+
+
+def test_registered_cards() -> None:
+    a, b = registered_cards(DEVICES, DeviceConfig(), unhealthy={"GPU-b"})
+    assert (a.mem_mib, a.slots, a.core_pct, a.model) == (81920, 10, 100, "NVIDIA A100-SXM4-80GB")
+    assert (b.mem_mib, b.index, b.numa, b.model) == (15360, 1, 1, "NVIDIA-Tesla T4")
+    assert (a.healthy, b.healthy) == (True, False)
+    config = DeviceConfig(deviceSplitCount=4, deviceMemoryScaling=1.5, deviceCoreScaling=2.0)
+    scaled = registered_cards(DEVICES, config)
+    assert [(c.slots, c.mem_mib, c.core_pct) for c in scaled] == [(4, 122880, 200), (4, 23040, 200)]
+
+
+ROOT = DriverRoot(path="/run/vgpu-emulated", emulated=True, nvml=Path("/x"))
+
+
+def test_emulated_spec_is_the_contract() -> None:
+    spec = emulated_spec(ROOT, "GPU-a")
+    assert spec.file_name == "vgpu-testbed.dev-gpu-GPU-a.json"
+    assert spec.document["kind"] == "vgpu-testbed.dev/gpu"
+    (device,) = spec.document["devices"]
+    assert device["name"] == "GPU-a"
+    mounts = {
+        m["containerPath"]: (m["hostPath"], m["options"][0])
+        for m in device["containerEdits"]["mounts"]
+    }
+    assert mounts == {
+        "/usr/local/vgpu/driver": ("/run/vgpu-emulated/driver", "ro"),
+        "/usr/local/vgpu/cards/GPU-a": ("/run/vgpu-emulated/cards/GPU-a", "rw"),
+    }
+
+
+def test_specs_are_written_once_and_those_of_removed_cards_go(tmp_path: Path) -> None:
+    folder = tmp_path / "cdi"
+    both = [emulated_spec(ROOT, "GPU-a"), emulated_spec(ROOT, "GPU-b")]
+    assert len(sync_specs(folder, both)) == 2
+    foreign = touch(folder / "nvidia.com-gpu.json")
+    inode = (folder / both[0].file_name).stat().st_ino
+    assert sync_specs(folder, both[:1]) == (both[1].file_name,)
+    assert (folder / both[0].file_name).stat().st_ino == inode, "equal: not touched"
+    assert sorted(p.name for p in folder.iterdir()) == [foreign.name, both[0].file_name]
+    assert json.loads((folder / both[0].file_name).read_text()) == both[0].document
+    moved = emulated_spec(DriverRoot(path="/other", emulated=True, nvml=Path("/x")), "GPU-a")
+    assert sync_specs(folder, [moved]) == (moved.file_name,)
+
+
+def test_specs_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    touch(tmp_path / "file")
+    with pytest.raises(DeployError, match="cannot be written"):
+        sync_specs(tmp_path / "file/cdi", [])
+
+
+def generated(*uuids: str) -> str:
+    return json.dumps(
+        {
+            "cdiVersion": "0.5.0",
+            "kind": "vgpu-testbed.dev/gpu",
+            "devices": [
+                {"name": uuid, "containerEdits": {"deviceNodes": [{"path": f"/dev/{uuid}"}]}}
+                for uuid in (*uuids, "all")
+            ],
+            "containerEdits": {"mounts": [{"hostPath": "/l", "containerPath": "/l"}]},
+        }
+    )
+
+
+def test_generated_spec_is_split_by_card() -> None:
+    a, b = split_spec(generated("GPU-a", "GPU-b"), ["GPU-a", "GPU-b"])
+    assert [d["name"] for d in a.document["devices"]] == ["GPU-a"]
+    assert [d["name"] for d in b.document["devices"]] == ["GPU-b"]
+    assert a.document["containerEdits"] == b.document["containerEdits"] != {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", generated("GPU-b")])
+def test_generated_spec_that_does_not_do(text: str) -> None:
+    with pytest.raises(DeployError):
+        split_spec(text, ["GPU-a"])
+
+
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    path = touch(tmp_path / "bin/nvidia-ctk")
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+
+
+def test_hardware_specs_ask_nvidias_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = DriverRoot(path="/run/nvidia/driver", emulated=False, nvml=Path("/x"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingTool, match="nvidia-ctk"):
+        hardware_specs(root, ["GPU-a"])
+    tool(
+        tmp_path,
+        monkeypatch,
+        f"echo \"$@\" > {tmp_path}/asked\ncat <<'E'\n{generated('GPU-a')}\nE\n",
+    )
+    (spec,) = hardware_specs(root, ["GPU-a"])
+    assert spec.uuid == "GPU-a"
+    asked = (tmp_path / "asked").read_text()
+    assert "--vendor vgpu-testbed.dev --class gpu" in asked
+    assert "--driver-root /run/nvidia/driver" in asked
+    tool(tmp_path, monkeypatch, "echo no driver here >&2; exit 3")
+    with pytest.raises(DeployError, match="no driver here"):
+        hardware_specs(root, ["GPU-a"])
+
+
+class Process:
+    def __init__(self, pid: int, used: int | None) -> None:
+        self.pid = pid
+        self.usedGpuMemory = used
+
+
+def test_process_lists_are_joined_by_pid() -> None:
+    compute: list[Any] = [Process(7, 100), Process(9, None)]
+    graphics: list[Any] = [Process(7, 120), Process(8, 5)]
+    merged = nvidia._merged(compute, graphics)
+    assert [(p.pid, p.bytes) for p in merged] == [(7, 120), (8, 5), (9, 0)]
+
+
+def test_numa_node_of_a_pci_address(tmp_path: Path) -> None:
+    node = touch(tmp_path / "bus/pci/devices/0000:07:00.0/numa_node")
+    node.write_text("1\n")
+    assert nvidia._numa_of_pci("00000000:07:00.0", tmp_path) == 1
+    assert nvidia._numa_of_pci("00000000:08:00.0", tmp_path) is None

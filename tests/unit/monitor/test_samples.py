@@ -1,0 +1,122 @@
+"""Ring and answer of /v1/cards."""
+
+from __future__ import annotations
+
+import json
+
+from testbed.stack.devices import CardReading, Device, ProcessBytes
+from testbed.stack.model import PodKey
+from testbed.stack.monitor.samples import Ring, Sample, answer, samples_of
+from testbed.stack.monitor.whose import Owner
+
+
+def sample(number: int) -> tuple[Sample, ...]:
+    return (Sample(uuid="GPU-a", pid=number, pod_uid="u", container="c", bytes=number),)
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_one_sample_for_each_process_and_one_for_an_idle_card() -> None:
+    readings = [
+        CardReading(
+            uuid="GPU-a",
+            used_bytes=30,
+            processes=(ProcessBytes(pid=7, bytes=10), ProcessBytes(pid=8, bytes=20)),
+        ),
+        CardReading(uuid="GPU-b"),
+        CardReading(uuid="GPU-c", error="GPU is lost"),
+    ]
+    found = samples_of(readings, {7: Owner(pod_uid="u", container="c")})
+    assert [(s.uuid, s.pid, s.pod_uid, s.container, s.bytes) for s in found] == [
+        ("GPU-a", 7, "u", "c", 10),
+        ("GPU-a", 8, "unknown", "", 20),
+        ("GPU-b", 0, "", "", 0),
+    ]
+
+
+def test_since_misses_nothing_and_gives_nothing_twice() -> None:
+    """Also while the clock stands still or is set back."""
+    clock = Clock(100.0)
+    ring = Ring(keep_s=600, clock=clock)
+    got: list[int] = []
+    since = 0.0
+    for number in range(1, 6):
+        ring.add(sample(number))
+        if number == 3:
+            clock.now = 50.0
+        if number % 2:
+            since, ticks = ring.since(since)
+            got += [s.pid for tick in ticks for s in tick.samples]
+    _, ticks = ring.since(since)
+    assert got + [s.pid for tick in ticks for s in tick.samples] == [1, 2, 3, 4, 5]
+    times = [tick.time for tick in ring.since(0)[1]]
+    assert times == sorted(set(times))
+
+
+def test_ring_forgets() -> None:
+    clock = Clock(0.0)
+    ring = Ring(keep_s=10, clock=clock)
+    for second in range(1000):
+        clock.now = float(second)
+        ring.add(sample(second))
+    kept = ring.since(0)[1]
+    assert kept[-1].time == 999
+    assert 11 <= len(kept) <= 120
+    last = ring.last()
+    assert last is not None and last.samples == sample(999)
+
+
+def test_answer_is_the_contract() -> None:
+    ring = Ring(keep_s=10, clock=Clock(1790000000.5))
+    ring.add(sample(4711))
+    now, ticks = ring.since(0)
+    document = answer(
+        node="n1",
+        source="emulated",
+        devices=[Device(uuid="GPU-a", index=0, name="NVIDIA A100", memory_bytes=85899345920)],
+        errors={},
+        now=now,
+        ticks=ticks,
+        key={"u": PodKey(namespace="ns", name="p", uid="u")}.get,
+    )
+    assert json.loads(json.dumps(document)) == {
+        "node": "n1",
+        "now": now,
+        "source": "emulated",
+        "cards": [
+            {"uuid": "GPU-a", "name": "NVIDIA A100", "index": 0, "memory_bytes": 85899345920}
+        ],
+        "samples": [
+            {
+                "time": 1790000000.5,
+                "uuid": "GPU-a",
+                "pid": 4711,
+                "pod_uid": "u",
+                "namespace": "ns",
+                "pod": "p",
+                "container": "c",
+                "bytes": 4711,
+                "utilization_pct": None,
+                "busy_ns": None,
+            }
+        ],
+    }
+
+
+def test_answer_tells_a_card_that_cannot_be_read() -> None:
+    document = answer(
+        node="n1",
+        source="nvml",
+        devices=[Device(uuid="GPU-a", index=0, name="X", memory_bytes=1)],
+        errors={"GPU-a": "GPU is lost"},
+        now=1.0,
+        ticks=[],
+        key=lambda uid: None,
+    )
+    assert document["cards"][0]["error"] == "GPU is lost"  # type: ignore[index]

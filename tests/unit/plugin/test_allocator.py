@@ -1,0 +1,224 @@
+"""One Allocate over fake edges: what is patched, in which order, and what happens on failure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from testbed.errors import DeployError
+from testbed.stack import names
+from testbed.stack.config import DeviceConfig
+from testbed.stack.kubeapi import ApiError
+from testbed.stack.plugin.allocator import Allocator, Refused
+from testbed.stack.plugin.answer import ContainerAnswer, HostPaths
+from testbed.stack.plugin.pods import NodePod
+
+TEXT = "GPU-a,NVIDIA,30720,50:;"
+
+
+def raw(name: str, text: str = TEXT, **annotations: str) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
+            "labels": {},
+            "annotations": {
+                names.POD_TO_ALLOCATE: text,
+                names.POD_ALLOCATED: text,
+                names.POD_BIND_PHASE: names.PHASE_ALLOCATING,
+                **annotations,
+            },
+        },
+        "spec": {
+            "containers": [{"name": "main", "resources": {"limits": {names.RESOURCE_COUNT: "1"}}}]
+        },
+    }
+
+
+class FakeApi:
+    """Pods with resource versions; ``before_patch`` runs between reading and patching."""
+
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.pods = {pod["metadata"]["uid"]: pod for pod in pods}
+        self.patches: list[tuple[str, dict[str, Any]]] = []
+        self.before_patch: Callable[[], None] = lambda: None
+        self.broken: str = ""
+
+    def list_pods(self) -> list[dict[str, Any]]:
+        if self.broken == "list":
+            raise ApiError("GET failed", why="no route")
+        return copy.deepcopy(list(self.pods.values()))
+
+    def patch_pod(self, pod: NodePod, metadata: dict[str, Any]) -> None:
+        self.before_patch()
+        if self.broken == "patch":
+            raise ApiError("PATCH failed", why="timed out")
+        held = self.pods[pod.key.uid]["metadata"]
+        if held["resourceVersion"] != pod.resource_version:
+            raise ApiError("PATCH failed", why="changed", status=409)
+        held["annotations"].update(metadata["annotations"])
+        held["labels"].update(metadata.get("labels", {}))
+        held["resourceVersion"] = str(int(held["resourceVersion"]) + 1)
+        self.patches.append((pod.key.name, metadata))
+
+    def annotation(self, name: str, key: str) -> str:
+        text: str = self.pods[f"uid-{name}"]["metadata"]["annotations"][key]
+        return text
+
+
+class Bench:
+    def __init__(self, *pods: dict[str, Any]) -> None:
+        self.api = FakeApi(*pods)
+        self.view: dict[tuple[str, str], dict[str, bool]] | None = {
+            ("ns", pod["metadata"]["name"]): {"main": False} for pod in pods
+        }
+        self.prepared: list[ContainerAnswer] = []
+        self.config = DeviceConfig()
+        self.fail: Exception | None = None
+        self.allocator = Allocator(
+            api=self.api,
+            view=lambda: self.view,
+            prepare=self._prepare,
+            config=lambda: self.config,
+            cards=lambda: frozenset({"GPU-a"}),
+            paths=HostPaths(hook="/hook", build="b"),
+            node="n1",
+        )
+
+    def _prepare(self, answer: ContainerAnswer) -> None:
+        if self.fail is not None:
+            raise self.fail
+        self.prepared.append(answer)
+
+
+def test_folder_first_then_annotations_then_answer() -> None:
+    bench = Bench(raw("a"))
+    seen: list[int] = []
+    bench.api.before_patch = lambda: seen.append(len(bench.prepared))
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "30720m"
+    assert seen == [1]
+    assert bench.api.annotation("a", names.POD_TO_ALLOCATE) == ";"
+    assert bench.api.annotation("a", names.POD_ALLOCATED) == TEXT
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+    # The label that servers before 1.35 do not take with the Binding.
+    assert bench.api.pods["uid-a"]["metadata"]["labels"] == {names.POD_NODE: "n1"}
+
+
+def test_second_pod_after_the_first_without_kubelets_view() -> None:
+    bench = Bench(raw("a"))
+    bench.view = None
+    bench.allocator.allocate([1])
+    bench.api.pods["uid-b"] = raw("b", "GPU-a,NVIDIA,20480,30:;")
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "20480m"
+
+
+def test_a_new_kubelet_may_ask_again() -> None:
+    bench = Bench(raw("a"))
+    (first,) = bench.allocator.allocate([1])
+    with pytest.raises(Refused):
+        bench.allocator.allocate([1])
+    bench.allocator.kubelet_restarted()
+    (again,) = bench.allocator.allocate([1])
+    assert again == first
+    assert len(bench.api.patches) == 1, "nothing is popped twice"
+
+
+def test_refusal_of_the_certain_asker_gives_its_turn_back() -> None:
+    bench = Bench(raw("a", "GPU-b,NVIDIA,1,1:;"))
+    with pytest.raises(Refused, match="GPU-b"):
+        bench.allocator.allocate([1])
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_FAILED
+    assert bench.prepared == []
+
+
+def test_refusal_of_a_stranger_touches_nobody() -> None:
+    stranger = raw("s", "")
+    stranger["metadata"]["annotations"] = {}
+    bench = Bench(raw("a"), stranger)
+    bench.view = {("ns", "s"): {"main": False}}
+    with pytest.raises(Refused, match="not placed by the scheduler"):
+        bench.allocator.allocate([1])
+    assert bench.api.patches == []
+
+
+def test_ambiguity_touches_nobody_and_names_all() -> None:
+    bench = Bench(raw("a"), raw("b", "GPU-a,NVIDIA,1,1:;"))
+    bench.view = None
+    with pytest.raises(Refused, match=r"ns/a.*ns/b"):
+        bench.allocator.allocate([1])
+    assert bench.api.patches == [] and bench.prepared == []
+
+
+def test_pod_that_changed_meanwhile_is_decided_anew() -> None:
+    bench = Bench(raw("a"))
+
+    def touched_once() -> None:
+        bench.api.before_patch = lambda: None
+        bench.api.pods["uid-a"]["metadata"]["resourceVersion"] = "5"
+
+    bench.api.before_patch = touched_once
+    bench.allocator.allocate([1])
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+
+
+def test_turn_that_was_taken_away_meanwhile_is_not_served() -> None:
+    bench = Bench(raw("a"))
+
+    def expired() -> None:
+        bench.api.before_patch = lambda: None
+        metadata = bench.api.pods["uid-a"]["metadata"]
+        metadata["annotations"][names.POD_BIND_PHASE] = names.PHASE_FAILED
+        metadata["resourceVersion"] = "2"
+
+    bench.api.before_patch = expired
+    with pytest.raises(Refused, match="failed"):
+        bench.allocator.allocate([1])
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_FAILED
+
+
+def test_pod_that_changes_for_ever_is_refused() -> None:
+    bench = Bench(raw("a"))
+
+    def touched() -> None:
+        metadata = bench.api.pods["uid-a"]["metadata"]
+        metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + 1)
+
+    bench.api.before_patch = touched
+    with pytest.raises(Refused, match="changed"):
+        bench.allocator.allocate([1])
+
+
+def test_folder_that_cannot_be_made_fails_the_pod() -> None:
+    bench = Bench(raw("a"))
+    for error in (OSError(28, "No space left on device"), DeployError("no", why="space left")):
+        bench.api.pods["uid-a"] = raw("a")
+        bench.fail = error
+        with pytest.raises(Refused, match="space left"):
+            bench.allocator.allocate([1])
+        assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_FAILED
+
+
+@pytest.mark.parametrize("broken", ["list", "patch"])
+def test_api_server_that_does_not_answer_is_a_refusal(broken: str) -> None:
+    bench = Bench(raw("a"))
+    bench.api.broken = broken
+    with pytest.raises(Refused, match=r"no route|timed out"):
+        bench.allocator.allocate([1])
+    # It was not served: when asked again, it is.
+    bench.api.broken = ""
+    bench.allocator.allocate([1])
+
+
+def test_enforcement_is_read_at_each_call() -> None:
+    bench = Bench(raw("a"))
+    bench.config = DeviceConfig(enforcement="off")
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env == {"NVIDIA_VISIBLE_DEVICES": "void"} and answer.mounts == ()
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
