@@ -20,12 +20,8 @@ _FLAGS = (
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    # Names of the vendor's functions that gcc knows in another form: none today, but a
-    # stand-in's prototype is ours by intent.
-    "-Wno-builtin-declaration-mismatch",
+    # Warnings are for our tests: a newer compiler's must not stop anybody's set-up.
+    "-w",
     "-Wl,-Bsymbolic",
     "-Wl,-z,defs",
 )

@@ -2,8 +2,9 @@
  *
  * Every function returns the library's own "not supported" status, so that the caller
  * raises an error instead of reading results that nobody computed. The first such call
- * of a process says so in one line on standard error; VGPU_EMU_LOG=off silences it,
- * VGPU_EMU_LOG=debug names every function called. Emulation, not NVIDIA.
+ * of a process says so in one line on standard error, in the manner of the emulated
+ * driver: VGPU_EMU_LOG=off silences it, VGPU_EMU_LOG=debug names every call.
+ * Emulation, not NVIDIA.
  *
  * The including file defines LIBRARY, then uses UNSUPPORTED(name, status) and SAY(name).
  */
@@ -14,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 #define NOT_EMULATED LIBRARY " is not emulated in this version of vgpu-testbed"
@@ -24,17 +27,20 @@ const char vgpu_emulation_mark[] =
 
 static atomic_int told;
 
-static void say(const char *function)
+__attribute__((unused)) static void say(const char *function)
 {
     int saved = errno;
     const char *level = getenv("VGPU_EMU_LOG");
+    if (!level)
+        level = "";
     int first = !atomic_exchange(&told, 1);
-    int all = level && (!strcmp(level, "debug") || !strcmp(level, "trace"));
-    if (all || (first && !(level && (!strcmp(level, "off") || !strcmp(level, "0")))))
-        fprintf(stderr,
-                "vgpu-testbed: %s: " NOT_EMULATED
-                " (allocation, copies and memsets work; this call fails)\n",
-                function);
+    if (!strcasecmp(level, "debug") || (first && strcasecmp(level, "off"))) {
+        char line[256];
+        int length = snprintf(line, sizeof(line), "vgpu-emu[%d]: %s: %s; this call fails\n",
+                              (int)getpid(), function, NOT_EMULATED);
+        if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0)
+            errno = saved; /* nobody to tell */
+    }
     errno = saved;
 }
 
