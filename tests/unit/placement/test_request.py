@@ -1,0 +1,213 @@
+"""What pods ask for, and what is refused: rule by rule, many inputs of each kind."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import InputError
+from testbed.stack import names
+from testbed.stack.config import DeviceConfig
+from testbed.stack.model import NO_REQUEST, Request
+from testbed.stack.placement import Kind, container_kinds, pod_request
+from testbed.stack.placement.request import container_request
+
+CONFIG = DeviceConfig()
+
+
+def container(requests=None, /, **limits):
+    keys = {
+        "gpu": names.RESOURCE_COUNT,
+        "mem": names.RESOURCE_MEMORY,
+        "pct": names.RESOURCE_MEMORY_PERCENTAGE,
+        "cores": names.RESOURCE_CORES,
+        "priority": names.RESOURCE_PRIORITY,
+    }
+    resources = {"limits": {keys[k]: v for k, v in limits.items()}}
+    if requests is not None:
+        resources["requests"] = {keys[k]: v for k, v in requests.items()}
+    return {"name": "main", "resources": resources}
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        (container(), NO_REQUEST),
+        (container(gpu="0"), NO_REQUEST),
+        (container(gpu="0", mem="0"), NO_REQUEST),
+        (container(gpu="1"), Request(count=1, mem_pct=100)),
+        (
+            container(gpu=1, mem=3000, cores=30),
+            Request(count=1, mem_mib=3000, core_pct=30),
+        ),
+        (container(gpu="2", mem="3k"), Request(count=2, mem_mib=3000)),
+        (container(gpu="1", mem="1e3"), Request(count=1, mem_mib=1000)),
+        (container(gpu="1", mem="3000.0"), Request(count=1, mem_mib=3000)),
+        (container(gpu="1", mem="3000000m"), Request(count=1, mem_mib=3000)),
+        (container(gpu="1", pct="50"), Request(count=1, mem_pct=50)),
+        (container(gpu="1", pct="0"), Request(count=1, mem_pct=100)),  # W7: 0 is unset
+        (container(gpu="1", mem="0"), Request(count=1, mem_pct=100)),
+        (container(gpu="1", mem="10", pct="50"), Request(count=1, mem_mib=10)),  # gpumem wins
+        (container({"gpu": "1", "mem": "7"}), Request(count=1, mem_mib=7)),  # requests alone
+        (container({"gpu": "1"}, gpu="1"), Request(count=1, mem_pct=100)),
+        ({"name": "bare"}, NO_REQUEST),
+        ({"name": "null", "resources": None}, NO_REQUEST),
+        ({"name": "nulls", "resources": {"limits": None, "requests": None}}, NO_REQUEST),
+    ],
+)
+def test_request(given_, expected):
+    assert container_request(given_, CONFIG) == expected
+
+
+BAD_QUANTITIES = [
+    "16Gi", "1Gi", "30720Mi", "1Ki", "0Gi",  # R4: bytes where MiB are meant
+    "1.5", "0.1", "500m", "1n", 1.5,  # no whole number
+    "-1", "-16", -1, "-1e3",  # negative
+    "2147483648", "3G", "1e10", "9" * 40, 2**31, "1e999",  # over int32
+    "", "abc", "1 000", "0x10", "1,000", "50%", "NaN", "inf", "1e", "e3", "--1", "१२",
+    "1e99999999999", "9" * 10_000, True, False, [], ["1"], {}, {"value": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD_QUANTITIES, ids=lambda bad: repr(bad)[:20])
+@pytest.mark.parametrize("key", ["gpu", "mem", "pct", "cores", "priority"])
+def test_quantity_that_cannot_be_meant_is_refused(key, bad):
+    if key == "priority":
+        values = {"gpu": "1", "priority": bad}
+    else:
+        values = {"gpu": "1", key: bad}
+    with pytest.raises(InputError) as caught:
+        container_request(container(**values), CONFIG)
+    text = caught.value.text()
+    assert "'main'" in text
+    assert "nvidia.com/" in text
+    assert len(text) < 500
+
+
+@pytest.mark.parametrize("key", ["pct", "cores"])
+@pytest.mark.parametrize("bad", ["101", "100.5", "-1", "2147483647", 200])
+def test_percentage_outside_0_to_100_is_refused(key, bad):
+    with pytest.raises(InputError, match="main"):
+        container_request(container(gpu="1", **{key: bad}), CONFIG)
+
+
+def test_byte_suffix_hint_names_the_mib():
+    with pytest.raises(InputError) as caught:
+        container_request(container(gpu="1", mem="16Gi"), CONFIG)
+    assert "16384" in caught.value.hint
+
+
+@pytest.mark.parametrize("key", ["gpu", "mem", "pct", "cores"])
+def test_limit_that_differs_from_request_is_refused(key):
+    limits = {"gpu": "1", key: "2"}
+    with pytest.raises(InputError, match="limit 2 and request 1"):
+        container_request(container({key: "1"}, **limits), CONFIG)
+
+
+def test_bad_request_is_refused_though_the_limit_is_good():
+    with pytest.raises(InputError, match="16Gi"):
+        container_request(container({"mem": "16Gi"}, gpu="1", mem="16384"), CONFIG)
+
+
+@pytest.mark.parametrize("share", [{"mem": "100"}, {"pct": "10"}, {"cores": "30"}])
+@pytest.mark.parametrize("count", [{}, {"gpu": "0"}])
+def test_share_of_no_card_is_refused(share, count):
+    with pytest.raises(InputError, match="share of a card"):
+        container_request(container(**share, **count), CONFIG)
+
+
+def test_memory_factor_is_applied_once_and_bounded():
+    config = DeviceConfig(memoryFactor=10)  # R11: the unit is 10 MiB
+    assert container_request(container(gpu="1", mem="300"), config).mem_mib == 3000
+    assert (
+        container_request(
+            container(gpu="1"), DeviceConfig(memoryFactor=10, defaultMemory=50)
+        ).mem_mib
+        == 500
+    )
+    with pytest.raises(InputError, match="too large"):
+        container_request(container(gpu="1", mem="2147483647"), config)
+
+
+def test_defaults_of_the_configuration():
+    config = DeviceConfig(defaultMemory=2000, defaultCores=25)
+    assert container_request(container(gpu="1"), config) == Request(
+        count=1, mem_mib=2000, core_pct=25
+    )
+    assert container_request(container(gpu="1", cores="0", pct="10"), config) == Request(
+        count=1, mem_pct=10, core_pct=0
+    )
+
+
+def test_containers_come_init_first_with_their_lives():
+    pod = {
+        "spec": {
+            "containers": [{"name": "a"}, {"name": "b"}],
+            "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+        }
+    }
+    assert container_kinds(pod) == (Kind.INIT, Kind.SIDECAR, Kind.APP, Kind.APP)
+
+
+def test_constraints_and_policies_are_read():
+    pod = {
+        "metadata": {
+            "annotations": {
+                names.USE_UUID: " GPU-a , GPU-b,",
+                names.NOUSE_TYPE: "T4",
+                names.NODE_POLICY: "spread",
+                names.CARD_POLICY: "binpack",
+            }
+        },
+        "spec": {"containers": [container(gpu="1")]},
+    }
+    request = pod_request(pod, CONFIG)
+    assert request.constraint.use_uuids == ("GPU-a", "GPU-b")
+    assert request.constraint.nouse_types == ("T4",)
+    assert (request.node_policy, request.card_policy) == ("spread", "binpack")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (names.CARD_POLICY, "topology-aware"),
+        (names.CARD_POLICY, "mutex,binpack"),
+        (names.NODE_POLICY, "random"),
+        (names.NUMA_BIND, "true"),
+        (names.VGPU_MODE, "mig"),
+    ],
+)
+def test_placement_wish_that_is_not_supported_is_refused(key, value):
+    pod = {
+        "metadata": {"annotations": {key: value}},
+        "spec": {"containers": [container(gpu="1")]},
+    }
+    with pytest.raises(InputError, match=key):
+        pod_request(pod, CONFIG)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    spec=st.dictionaries(st.sampled_from(["containers", "initContainers"]), json_values),
+    limits=json_values,
+    annotations=json_values,
+)
+def test_whatever_the_pod_looks_like_it_is_read_or_refused(spec, limits, annotations):
+    spec.setdefault("containers", [{"name": "x", "resources": {"limits": limits}}])
+    try:
+        pod_request({"metadata": {"annotations": annotations}, "spec": spec}, CONFIG)
+    except InputError:
+        pass
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_every_int32_is_read_as_itself(mib):
+    if mib:
+        assert container_request(container(gpu="1", mem=str(mib)), CONFIG).mem_mib == mib
