@@ -1,6 +1,7 @@
 """Our own declarations against NVIDIA's headers, where the wheel with them is installed.
 
-The wheels nvidia-cuda-runtime and nvidia-cuda-crt bring them; ``VGPU_CUDA_HEADERS`` names their folder.
+The wheels nvidia-cuda-runtime and nvidia-cuda-crt bring them; ``VGPU_CUDA_HEADERS`` names
+their folder.
 """
 
 from __future__ import annotations
