@@ -22,6 +22,7 @@ from typing import Any, Literal
 from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
+import yaml
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, load_kube_config
 
@@ -116,7 +117,14 @@ class Kube:
                 client_configuration=configuration,
                 persist_config=False,
             )
-        except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        except (
+            ConfigException,
+            yaml.YAMLError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+        ) as error:
             raise ClusterError(
                 f"kubeconfig {kubeconfig} cannot be used",
                 why=str(error),
@@ -561,7 +569,7 @@ class Kube:
         headers: dict[str, str] = {"Accept": "application/json, */*"}
         if body is not None:
             headers["Content-Type"] = content_type or "application/json"
-        self._api.update_params_for_auth(headers, [], ["BearerToken"])
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         try:
             answer = self._api.call_api(
                 method, url, header_params=headers, body=body, _request_timeout=timeout_s

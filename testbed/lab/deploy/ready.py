@@ -2,8 +2,9 @@
 
 The webhook's failurePolicy is Ignore, so a webhook that is not ready would let a pod
 pass unseen: a dry-run pod must come back with our scheduler's name. A plugin that runs
-may have registered nothing: the node must show the cards, and the extender's ledger. A monitor that is ready may
-be out of reach: its figures must arrive through the API server.
+may have registered nothing: the node must show the cards, and so must the extender's
+ledger. A monitor that is ready may be out of reach: its figures must arrive through
+the API server.
 """
 
 from __future__ import annotations
