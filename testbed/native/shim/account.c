@@ -1,0 +1,246 @@
+#define _GNU_SOURCE
+#include "account.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "contexts.h"
+#include "log.h"
+#include "pools.h"
+#include "shared.h"
+#include "sys.h"
+#include "track.h"
+
+enum { UNSET = 0, SETTING = 1, SET = 2 };
+
+/* A page that the kernel wipes in a forked child: tells a child from its parent where
+ * pids cannot (both may be pid 1 of their namespaces) and leaves a vfork child alone. */
+static _Atomic(atomic_int *) guard;
+
+static struct vgpu_lock lock;
+static struct vgpu_limits limits;
+static struct holding {
+    uint64_t context;
+    uint64_t large;
+    uint64_t small;
+} held[VGPU_MAX_DEVICES];
+static unsigned epoch;
+static bool opened;
+
+uint64_t vgpu_granules(uint64_t bytes) {
+    return bytes > UINT64_MAX - VGPU_GRANULE ? UINT64_MAX & ~(VGPU_GRANULE - 1)
+                                             : (bytes + VGPU_GRANULE - 1) & ~(VGPU_GRANULE - 1);
+}
+
+struct vgpu_cost vgpu_cost_of(uint64_t bytes) {
+    if (bytes >= 1u << 20) return (struct vgpu_cost){.large = vgpu_granules(bytes)};
+    return (struct vgpu_cost){.small = (bytes + 511) & ~511ull};
+}
+
+/* --- entering ----------------------------------------------------------------- */
+
+static atomic_int *guard_page(void) {
+    atomic_int *page = atomic_load_explicit(&guard, memory_order_acquire);
+    if (page != NULL) return page;
+    page = vgpu_map(4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (page == NULL) return NULL;
+    /* Linux 4.14; without it a forked child would count as its parent, so rather nothing. */
+    if (vgpu_sys(SYS_madvise, (long)page, 4096, MADV_WIPEONFORK, 0, 0, 0) != 0) {
+        vgpu_unmap(page, 4096);
+        return NULL;
+    }
+    atomic_int *none = NULL;
+    if (atomic_compare_exchange_strong(&guard, &none, page)) return page;
+    vgpu_unmap(page, 4096);
+    return none;
+}
+
+/* First use in this process. In a forked child nothing of the parent's is ours: its
+ * contexts do not work here, its lock may be held by a thread that is not here. */
+static void set_up(void) {
+    atomic_store(&lock.state, 0);
+    memset(held, 0, sizeof held);
+    vgpu_track_forget();
+    vgpu_pools_forget();
+    vgpu_contexts_forget();
+    epoch++;
+    if (!opened) {
+        vgpu_log_open();
+        vgpu_shared_open(&limits);
+        opened = true;
+    } else {
+        vgpu_shared_forked();
+    }
+}
+
+bool vgpu_active(void) {
+    atomic_int *state = guard_page();
+    if (state == NULL) return false;
+    while (atomic_load_explicit(state, memory_order_acquire) != SET) {
+        int unset = UNSET;
+        if (atomic_compare_exchange_strong(state, &unset, SETTING)) {
+            int kept = errno;
+            set_up();
+            errno = kept;
+            atomic_store_explicit(state, SET, memory_order_release);
+        } else {
+            vgpu_yield();
+        }
+    }
+    return limits.enforced;
+}
+
+bool vgpu_enter(void) {
+    if (!vgpu_active()) return false;
+    vgpu_lock(&lock);
+    return true;
+}
+
+void vgpu_leave(void) { vgpu_unlock(&lock); }
+
+unsigned vgpu_epoch(void) { return epoch; }
+
+/* --- devices ------------------------------------------------------------------- */
+
+int vgpu_entry(const char *uuid, int number) {
+    if (!limits.from_region)
+        return number >= 0 && number < VGPU_MAX_DEVICES ? number : VGPU_NO_DEVICE;
+    for (uint32_t i = 0; i < limits.count; i++)
+        if (limits.uuids[i][0] != '\0' && strcmp(limits.uuids[i], uuid) == 0) return (int)i;
+    if (number >= 0 && (uint32_t)number < limits.count && limits.uuids[number][0] == '\0')
+        return number;
+    return VGPU_NO_DEVICE;
+}
+
+uint64_t vgpu_limit(int entry) { return entry < 0 ? 0 : limits.memory[entry]; }
+
+bool vgpu_oversubscribed(void) { return limits.oversubscribe; }
+
+/* --- counting -------------------------------------------------------------------- */
+
+static uint64_t total(const struct holding *holding) {
+    return holding->context + holding->large + vgpu_granules(holding->small);
+}
+
+static struct vgpu_device_use as_use(const struct holding *holding) {
+    return (struct vgpu_device_use){
+        .context_bytes = holding->context,
+        .buffer_bytes = holding->large + vgpu_granules(holding->small),
+    };
+}
+
+static bool join(void) {
+    struct vgpu_device_use uses[VGPU_MAX_DEVICES];
+    for (int d = 0; d < VGPU_MAX_DEVICES; d++) uses[d] = as_use(&held[d]);
+    return vgpu_shared_join(uses);
+}
+
+static void hold(int entry, struct holding next) {
+    held[entry] = next;
+    struct vgpu_device_use use = as_use(&next);
+    vgpu_shared_publish(entry, &use);
+}
+
+static uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+/* Whether the container may grow by `growth`; the second look counts the living only. */
+static bool within(int entry, uint64_t own, uint64_t growth) {
+    uint64_t limit = limits.memory[entry];
+    for (int sweep = 0; sweep <= 1; sweep++) {
+        uint64_t others = vgpu_shared_others(entry, sweep != 0);
+        uint64_t used;
+        if (!__builtin_add_overflow(others, own, &used) && used <= limit &&
+            growth <= limit - used)
+            return true;
+    }
+    return false;
+}
+
+/* Moves this process's holding to `next` if the limit allows. Without a limit only the
+ * figures are kept, and nobody waits for anybody. */
+static bool grow(int entry, struct holding next, bool first_may_pass) {
+    if (limits.broken || entry < 0 || !join()) return false;
+    uint64_t before = total(&held[entry]), after = total(&next);
+    if (limits.memory[entry] == 0 || after <= before) {
+        hold(entry, next);
+        return true;
+    }
+    if (!vgpu_shared_lock(entry)) return false;
+    bool allowed = within(entry, before, after - before) ||
+                   (first_may_pass && before == 0 && vgpu_shared_others(entry, false) == 0);
+    if (allowed) hold(entry, next);
+    vgpu_shared_unlock(entry);
+    return allowed;
+}
+
+static bool plus(uint64_t *to, uint64_t bytes) {
+    return !__builtin_add_overflow(*to, bytes, to) && *to < UINT64_MAX / 4;
+}
+
+bool vgpu_charge(int entry, struct vgpu_cost cost) {
+    if (entry < 0) return false;
+    struct holding next = held[entry];
+    if (!plus(&next.large, cost.large) || !plus(&next.small, cost.small)) return false;
+    bool allowed = grow(entry, next, false);
+    VGPU_LOG(VGPU_LOG_DEBUG, "device %d: %llu + %llu bytes %s", entry,
+             (unsigned long long)cost.large, (unsigned long long)cost.small,
+             allowed ? "charged" : "do not fit");
+    return allowed;
+}
+
+void vgpu_charge_unchecked(int entry, struct vgpu_cost cost) {
+    if (entry < 0) return;
+    struct holding next = held[entry];
+    if (!plus(&next.large, cost.large) || !plus(&next.small, cost.small)) return;
+    join();
+    hold(entry, next);
+}
+
+/* Needs no lock between processes: only we write our figures, and they shrink. */
+void vgpu_uncharge(int entry, struct vgpu_cost cost) {
+    if (entry < 0) return;
+    struct holding next = held[entry];
+    next.large = less(next.large, cost.large);
+    next.small = less(next.small, cost.small);
+    join();
+    hold(entry, next);
+}
+
+bool vgpu_charge_context(int entry, uint64_t bytes) {
+    if (entry < 0) return false;
+    struct holding next = held[entry];
+    if (!plus(&next.context, bytes)) return false;
+    return grow(entry, next, true);
+}
+
+void vgpu_correct_context(int entry, uint64_t charged, uint64_t actual) {
+    if (entry < 0) return;
+    struct holding next = held[entry];
+    next.context = less(next.context, charged) + actual;
+    join();
+    hold(entry, next);
+}
+
+uint64_t vgpu_expected_context(int entry) {
+    return entry < 0 || !join() ? 0 : vgpu_shared_context_bytes(entry);
+}
+
+uint64_t vgpu_used(int entry) {
+    if (entry < 0 || !join()) return 0;
+    uint64_t own = total(&held[entry]), used;
+    return __builtin_add_overflow(own, vgpu_shared_others(entry, true), &used) ? UINT64_MAX : used;
+}
+
+bool vgpu_over(int entry) {
+    return entry >= 0 && limits.memory[entry] != 0 && vgpu_used(entry) > limits.memory[entry];
+}
+
+void vgpu_refused(int entry, const char *what, uint64_t bytes) {
+    if (entry >= 0) vgpu_shared_denied(entry);
+    VGPU_LOG(VGPU_LOG_ERROR, "%s of %llu bytes refused: device %d has a limit of %llu", what,
+             (unsigned long long)bytes, entry,
+             (unsigned long long)(entry < 0 ? 0 : limits.memory[entry]));
+}
+
+void vgpu_announce(void) { join(); }

@@ -1,0 +1,57 @@
+/* What this process holds of each device, and the one place where the limit is decided.
+ *
+ * Sizes are counted as the driver counts them: an allocation of 1 MiB and more in
+ * granules of 2 MiB; smaller ones in 512 bytes, and their sum per process in granules.
+ * So the card's own count never passes the cap, and a container can fill it to within
+ * one granule. */
+#ifndef VGPU_SHIM_ACCOUNT_H
+#define VGPU_SHIM_ACCOUNT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define VGPU_GRANULE (2ull << 20)
+#define VGPU_NO_DEVICE (-1)
+#define VGPU_UUID_TEXT 96
+
+struct vgpu_cost {
+    uint64_t large; /* multiples of the granule */
+    uint64_t small; /* multiples of 512 bytes */
+};
+
+struct vgpu_cost vgpu_cost_of(uint64_t bytes);
+uint64_t vgpu_granules(uint64_t bytes); /* rounded up; saturates */
+
+/* Enters the library's state: set up on first use, and anew in a forked child. Returns
+ * false, and has taken nothing, where this container counts nothing. Driver calls are
+ * made outside of it. */
+bool vgpu_enter(void);
+bool vgpu_active(void); /* whether vgpu_enter would; takes nothing */
+void vgpu_leave(void);
+
+/* Grows by every (re)start of the state: what a caller remembered before is void. */
+unsigned vgpu_epoch(void);
+
+/* The entry of a device by its uuid, or by its number where no uuids are known. */
+int vgpu_entry(const char *uuid, int number);
+uint64_t vgpu_limit(int entry); /* 0 = none */
+bool vgpu_oversubscribed(void);
+
+/* Charges if the container stays within its limit; the answer says so. */
+bool vgpu_charge(int entry, struct vgpu_cost cost);
+void vgpu_uncharge(int entry, struct vgpu_cost cost);
+/* What is there anyway (a pool that the driver grew): no check. */
+void vgpu_charge_unchecked(int entry, struct vgpu_cost cost);
+
+/* A context. The first thing that a container puts on a card may pass the limit (D1: a
+ * cap below the context's cost shows free = 0); everything later may not. */
+bool vgpu_charge_context(int entry, uint64_t bytes);
+void vgpu_correct_context(int entry, uint64_t charged, uint64_t actual);
+uint64_t vgpu_expected_context(int entry); /* as others of the container found it, 0 = not known */
+
+bool vgpu_over(int entry); /* whether the container holds more than its limit */
+uint64_t vgpu_used(int entry); /* by all processes of the container */
+void vgpu_refused(int entry, const char *what, uint64_t bytes);
+void vgpu_announce(void); /* claim a record: the monitor sees that this process is covered */
+
+#endif

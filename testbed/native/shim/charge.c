@@ -1,0 +1,53 @@
+#include "charge.h"
+
+#include "pools.h"
+
+static bool charge(int entry, struct vgpu_cost cost) {
+    if (!vgpu_enter()) return true;
+    bool fits = vgpu_charge(entry, cost);
+    vgpu_leave();
+    return fits;
+}
+
+bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes) {
+    if (charge(entry, cost)) return true;
+    if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && charge(entry, cost)) return true;
+    if (vgpu_enter()) {
+        vgpu_refused(entry, what, bytes);
+        vgpu_leave();
+    }
+    return false;
+}
+
+void vgpu_give(int entry, struct vgpu_cost cost) {
+    if (!vgpu_enter()) return;
+    vgpu_uncharge(entry, cost);
+    vgpu_leave();
+}
+
+bool vgpu_keep(enum vgpu_kind kind, uint64_t key, int entry, struct vgpu_cost cost,
+               CUcontext ctx) {
+    if (!vgpu_enter()) return true;
+    struct vgpu_item *stale = vgpu_tracked(kind, key); /* its context went, and it with it */
+    if (stale != NULL) vgpu_uncharge(stale->entry, stale->cost);
+    bool kept = vgpu_track(kind, (struct vgpu_item){.key = key,
+                                                    .entry = entry,
+                                                    .cost = cost,
+                                                    .context = (uint64_t)(uintptr_t)ctx});
+    vgpu_leave();
+    return kept;
+}
+
+bool vgpu_lift(enum vgpu_kind kind, uint64_t key, struct vgpu_item *item) {
+    if (!vgpu_enter()) return false;
+    bool found = vgpu_untrack(kind, key, item);
+    vgpu_leave();
+    return found;
+}
+
+void vgpu_settle(enum vgpu_kind kind, const struct vgpu_item *item, CUresult result) {
+    if (!vgpu_enter()) return;
+    if (result == CUDA_SUCCESS) vgpu_uncharge(item->entry, item->cost);
+    else vgpu_track(kind, *item);
+    vgpu_leave();
+}

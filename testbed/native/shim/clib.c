@@ -1,0 +1,100 @@
+#define _GNU_SOURCE
+#include "clib.h"
+
+#include <elf.h>
+#include <link.h>
+#include <string.h>
+
+static const char *last_part(const char *path) {
+    const char *slash = path == NULL ? NULL : strrchr(path, '/');
+    return slash == NULL ? path : slash + 1;
+}
+
+struct wanted {
+    const char *name;
+    uint32_t hash;
+    void *found;
+};
+
+static uint32_t gnu_hash(const char *name) {
+    uint32_t hash = 5381;
+    for (; *name != '\0'; name++) hash = hash * 33 + (unsigned char)*name;
+    return hash;
+}
+
+/* glibc relocates the pointers of a dynamic section in place, other loaders do not. */
+static const void *at(const struct dl_phdr_info *info, ElfW(Addr) value) {
+    return (const void *)(value < info->dlpi_addr ? info->dlpi_addr + value : value);
+}
+
+static int visit_clib(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    struct wanted *wanted = data;
+    const char *name = last_part(info->dlpi_name);
+    if (name == NULL || (strcmp(name, "libc.so.6") != 0 && strcmp(name, "libdl.so.2") != 0))
+        return 0;
+    const ElfW(Dyn) *dynamic = NULL;
+    for (int i = 0; i < info->dlpi_phnum; i++)
+        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+    const ElfW(Sym) *symbols = NULL;
+    const char *strings = NULL;
+    const uint32_t *table = NULL;
+    for (; dynamic != NULL && dynamic->d_tag != DT_NULL; dynamic++) {
+        if (dynamic->d_tag == DT_SYMTAB) symbols = at(info, dynamic->d_un.d_ptr);
+        if (dynamic->d_tag == DT_STRTAB) strings = at(info, dynamic->d_un.d_ptr);
+        if (dynamic->d_tag == DT_GNU_HASH) table = at(info, dynamic->d_un.d_ptr);
+    }
+    if (symbols == NULL || strings == NULL || table == NULL || table[0] == 0) return 0;
+    uint32_t buckets = table[0], first = table[1], bloom_words = table[2];
+    const uint32_t *bucket = (const uint32_t *)((const ElfW(Addr) *)(table + 4) + bloom_words);
+    const uint32_t *chain = bucket + buckets;
+    uint32_t i = bucket[wanted->hash % buckets];
+    if (i < first) return 0;
+    for (;; i++) {
+        uint32_t hash = chain[i - first];
+        if ((hash | 1) == (wanted->hash | 1) && symbols[i].st_shndx != SHN_UNDEF &&
+            ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC &&
+            strcmp(strings + symbols[i].st_name, wanted->name) == 0) {
+            wanted->found = (void *)(info->dlpi_addr + symbols[i].st_value);
+            return 1;
+        }
+        if (hash & 1) return 0; /* end of the chain */
+    }
+}
+
+void *vgpu_clib(const char *name) {
+    struct wanted wanted = {.name = name, .hash = gnu_hash(name)};
+    dl_iterate_phdr(visit_clib, &wanted);
+    return wanted.found;
+}
+
+struct place {
+    uintptr_t address;
+    struct vgpu_object *object;
+};
+
+static int visit_object(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    struct place *place = data;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + segment->p_vaddr;
+        if (segment->p_type != PT_LOAD || place->address < start ||
+            place->address >= start + segment->p_memsz)
+            continue;
+        const char *name = last_part(info->dlpi_name);
+        strncpy(place->object->name, name == NULL ? "" : name, sizeof place->object->name - 1);
+        place->object->base = info->dlpi_addr;
+        place->object->found = true;
+        return 1;
+    }
+    return 0;
+}
+
+struct vgpu_object vgpu_object_of(const void *address) {
+    struct vgpu_object object = {.found = false};
+    struct place place = {.address = (uintptr_t)address, .object = &object};
+    dl_iterate_phdr(visit_object, &place);
+    return object;
+}

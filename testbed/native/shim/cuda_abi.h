@@ -1,0 +1,103 @@
+/* The CUDA driver API as far as this library touches it: our own minimal
+ * declarations of the public ABI (tests compare them with NVIDIA's header where
+ * that is installed). Structures that are only passed through stay opaque. */
+#ifndef VGPU_SHIM_CUDA_ABI_H
+#define VGPU_SHIM_CUDA_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef unsigned int CUdeviceptr_v1; /* before CUDA 3.2: 32 bit */
+typedef unsigned long long CUmemGenericAllocationHandle;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef struct CUarray_st *CUarray;
+typedef struct CUmipmappedArray_st *CUmipmappedArray;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+
+typedef struct {
+    unsigned char bytes[16];
+} CUuuid;
+
+typedef struct {
+    int type; /* CU_MEM_LOCATION_… */
+    int id;
+} CUmemLocation;
+
+typedef struct {
+    int type;
+    int requested_handle_types;
+    CUmemLocation location;
+    void *win32_metadata;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+typedef struct {
+    int alloc_type;
+    int handle_types;
+    CUmemLocation location;
+    void *win32_attributes;
+    size_t max_size;
+    unsigned char rest[56];
+} CUmemPoolProps;
+
+typedef struct {
+    unsigned int width, height;
+    int format;
+    unsigned int channels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+
+typedef struct {
+    size_t width, height;
+    int format;
+    unsigned int channels;
+} CUDA_ARRAY_DESCRIPTOR_v2;
+
+typedef struct {
+    unsigned int width, height, depth;
+    int format;
+    unsigned int channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+
+typedef struct {
+    size_t width, height, depth;
+    int format;
+    unsigned int channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v2;
+
+typedef struct {
+    int type; /* CU_GRAPH_NODE_TYPE_… */
+    int reserved[3];
+    unsigned char body[240];
+} CUgraphNodeParams;
+
+enum {
+    CUDA_SUCCESS = 0,
+    CUDA_ERROR_INVALID_VALUE = 1,
+    CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
+    CUDA_ARRAY3D_SPARSE = 0x40,
+    CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
+    CUDA_ARRAY3D_LAYERED = 0x01,
+    CUDA_ARRAY3D_CUBEMAP = 0x04,
+};
+
+_Static_assert(sizeof(CUmemAllocationProp) == 32, "allocation properties");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "pool properties");
+_Static_assert(sizeof(CUgraphNodeParams) == 256, "graph node parameters");
+
+#endif

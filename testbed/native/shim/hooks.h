@@ -1,0 +1,174 @@
+/* The one table of intercepted symbols.
+ *
+ * HOOK(symbol, base, since, stream, parameters): `symbol` is the exported name,
+ * `base` the name under which cuGetProcAddress knows it, `since` the CUDA version
+ * (1000 * major + 10 * minor) of this ABI, `stream` whether the entry belongs to
+ * the legacy or to the per-thread default stream. USE lists what we only call.
+ *
+ * Deliberately not hooked (reasons in tests/data/cuda_not_hooked.txt): host memory,
+ * imports and IPC opens (the exporter is charged), modules, peer copies.
+ */
+#ifndef VGPU_SHIM_HOOKS_H
+#define VGPU_SHIM_HOOKS_H
+
+#include "cuda_abi.h"
+#include "nvml_abi.h"
+
+#define VGPU_CUDA_HOOKS(HOOK)                                                                      \
+    HOOK(cuGetProcAddress, cuGetProcAddress, 11030, ANY,                                           \
+         (const char *name, void **pfn, int version, uint64_t flags))                              \
+    HOOK(cuGetProcAddress_v2, cuGetProcAddress, 12000, ANY,                                        \
+         (const char *name, void **pfn, int version, uint64_t flags, int *found))                  \
+    HOOK(cuInit, cuInit, 2000, ANY, (unsigned int flags))                                          \
+    HOOK(cuDeviceTotalMem, cuDeviceTotalMem, 2000, ANY, (unsigned int *bytes, CUdevice dev))       \
+    HOOK(cuDeviceTotalMem_v2, cuDeviceTotalMem, 3020, ANY, (size_t *bytes, CUdevice dev))          \
+    HOOK(cuMemGetInfo, cuMemGetInfo, 2000, ANY, (unsigned int *free, unsigned int *total))         \
+    HOOK(cuMemGetInfo_v2, cuMemGetInfo, 3020, ANY, (size_t *free, size_t *total))                  \
+    /* contexts */                                                                                 \
+    HOOK(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, ANY,                            \
+         (CUcontext *ctx, CUdevice dev))                                                           \
+    HOOK(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease, 7000, ANY, (CUdevice dev))          \
+    HOOK(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000, ANY, (CUdevice dev))      \
+    HOOK(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset, 7000, ANY, (CUdevice dev))              \
+    HOOK(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000, ANY, (CUdevice dev))          \
+    HOOK(cuCtxCreate, cuCtxCreate, 2000, ANY, (CUcontext *ctx, unsigned int flags, CUdevice dev))  \
+    HOOK(cuCtxCreate_v2, cuCtxCreate, 3020, ANY,                                                   \
+         (CUcontext *ctx, unsigned int flags, CUdevice dev))                                       \
+    HOOK(cuCtxCreate_v3, cuCtxCreate, 11040, ANY,                                                  \
+         (CUcontext *ctx, void *affinity, int count, unsigned int flags, CUdevice dev))            \
+    HOOK(cuCtxCreate_v4, cuCtxCreate, 12050, ANY,                                                  \
+         (CUcontext *ctx, void *params, unsigned int flags, CUdevice dev))                         \
+    HOOK(cuCtxDestroy, cuCtxDestroy, 2000, ANY, (CUcontext ctx))                                   \
+    HOOK(cuCtxDestroy_v2, cuCtxDestroy, 4000, ANY, (CUcontext ctx))                                \
+    /* plain memory */                                                                             \
+    HOOK(cuMemAlloc, cuMemAlloc, 2000, ANY, (CUdeviceptr_v1 *ptr, unsigned int bytes))             \
+    HOOK(cuMemAlloc_v2, cuMemAlloc, 3020, ANY, (CUdeviceptr *ptr, size_t bytes))                   \
+    HOOK(cuMemAllocPitch, cuMemAllocPitch, 2000, ANY,                                              \
+         (CUdeviceptr_v1 *ptr, unsigned int *pitch, unsigned int width, unsigned int height,       \
+          unsigned int element))                                                                   \
+    HOOK(cuMemAllocPitch_v2, cuMemAllocPitch, 3020, ANY,                                           \
+         (CUdeviceptr *ptr, size_t *pitch, size_t width, size_t height, unsigned int element))     \
+    HOOK(cuMemAllocManaged, cuMemAllocManaged, 6000, ANY,                                          \
+         (CUdeviceptr *ptr, size_t bytes, unsigned int flags))                                     \
+    HOOK(cuMemFree, cuMemFree, 2000, ANY, (CUdeviceptr_v1 ptr))                                    \
+    HOOK(cuMemFree_v2, cuMemFree, 3020, ANY, (CUdeviceptr ptr))                                    \
+    /* stream-ordered memory */                                                                    \
+    HOOK(cuMemAllocAsync, cuMemAllocAsync, 11020, LEGACY,                                          \
+         (CUdeviceptr *ptr, size_t bytes, CUstream stream))                                        \
+    HOOK(cuMemAllocAsync_ptsz, cuMemAllocAsync, 11020, PER_THREAD,                                 \
+         (CUdeviceptr *ptr, size_t bytes, CUstream stream))                                        \
+    HOOK(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, LEGACY,                          \
+         (CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream))                     \
+    HOOK(cuMemAllocFromPoolAsync_ptsz, cuMemAllocFromPoolAsync, 11020, PER_THREAD,                 \
+         (CUdeviceptr *ptr, size_t bytes, CUmemoryPool pool, CUstream stream))                     \
+    HOOK(cuMemFreeAsync, cuMemFreeAsync, 11020, LEGACY, (CUdeviceptr ptr, CUstream stream))        \
+    HOOK(cuMemFreeAsync_ptsz, cuMemFreeAsync, 11020, PER_THREAD,                                   \
+         (CUdeviceptr ptr, CUstream stream))                                                       \
+    HOOK(cuMemPoolCreate, cuMemPoolCreate, 11020, ANY,                                             \
+         (CUmemoryPool *pool, const CUmemPoolProps *props))                                        \
+    HOOK(cuMemPoolDestroy, cuMemPoolDestroy, 11020, ANY, (CUmemoryPool pool))                      \
+    HOOK(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, ANY, (CUmemoryPool pool, size_t keep))           \
+    HOOK(cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, ANY,                                 \
+         (CUmemoryPool pool, int attribute, void *value))                                          \
+    HOOK(cuMemPoolImportFromShareableHandle, cuMemPoolImportFromShareableHandle, 11020, ANY,       \
+         (CUmemoryPool *pool, void *handle, int type, unsigned long long flags))                   \
+    HOOK(cuStreamSynchronize, cuStreamSynchronize, 2000, LEGACY, (CUstream stream))                \
+    HOOK(cuStreamSynchronize_ptsz, cuStreamSynchronize, 7000, PER_THREAD, (CUstream stream))       \
+    HOOK(cuCtxSynchronize, cuCtxSynchronize, 2000, ANY, (void))                                    \
+    HOOK(cuCtxSynchronize_v2, cuCtxSynchronize, 13000, ANY, (CUcontext ctx))                       \
+    /* physical memory and its mappings */                                                         \
+    HOOK(cuMemCreate, cuMemCreate, 10020, ANY,                                                     \
+         (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,    \
+          unsigned long long flags))                                                               \
+    HOOK(cuMemRelease, cuMemRelease, 10020, ANY, (CUmemGenericAllocationHandle handle))            \
+    HOOK(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000, ANY,                     \
+         (CUmemGenericAllocationHandle * handle, void *addr))                                      \
+    HOOK(cuMemMap, cuMemMap, 10020, ANY,                                                           \
+         (CUdeviceptr ptr, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,       \
+          unsigned long long flags))                                                               \
+    HOOK(cuMemUnmap, cuMemUnmap, 10020, ANY, (CUdeviceptr ptr, size_t bytes))                      \
+    /* arrays */                                                                                   \
+    HOOK(cuArrayCreate, cuArrayCreate, 2000, ANY,                                                  \
+         (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *desc))                                  \
+    HOOK(cuArrayCreate_v2, cuArrayCreate, 3020, ANY,                                               \
+         (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v2 *desc))                                  \
+    HOOK(cuArray3DCreate, cuArray3DCreate, 2000, ANY,                                              \
+         (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *desc))                                \
+    HOOK(cuArray3DCreate_v2, cuArray3DCreate, 3020, ANY,                                           \
+         (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *desc))                                \
+    HOOK(cuArrayDestroy, cuArrayDestroy, 2000, ANY, (CUarray array))                               \
+    HOOK(cuMipmappedArrayCreate, cuMipmappedArrayCreate, 5000, ANY,                                \
+         (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR_v2 *desc,                        \
+          unsigned int levels))                                                                    \
+    HOOK(cuMipmappedArrayDestroy, cuMipmappedArrayDestroy, 5000, ANY, (CUmipmappedArray array))    \
+    /* graphs: memory nodes */                                                                     \
+    HOOK(cuGraphAddMemAllocNode, cuGraphAddMemAllocNode, 11040, ANY,                               \
+         (CUgraphNode * node, CUgraph graph, const CUgraphNode *deps, size_t count,                \
+          void *params))                                                                           \
+    HOOK(cuGraphAddNode, cuGraphAddNode, 12020, ANY,                                               \
+         (CUgraphNode * node, CUgraph graph, const CUgraphNode *deps, size_t count,                \
+          CUgraphNodeParams *params))                                                              \
+    HOOK(cuGraphAddNode_v2, cuGraphAddNode, 12030, ANY,                                            \
+         (CUgraphNode * node, CUgraph graph, const CUgraphNode *deps, const void *edges,           \
+          size_t count, CUgraphNodeParams *params))
+
+#define VGPU_NVML_HOOKS(HOOK)                                                                      \
+    HOOK(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))                    \
+    HOOK(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t * memory))
+
+#define VGPU_CUDA_USES(USE)                                                                        \
+    USE(cuCtxGetCurrent, (CUcontext * ctx))                                                        \
+    USE(cuCtxGetDevice, (CUdevice * dev))                                                          \
+    USE(cuCtxPushCurrent_v2, (CUcontext ctx))                                                      \
+    USE(cuCtxPopCurrent_v2, (CUcontext * ctx))                                                     \
+    USE(cuDeviceGetCount, (int *count))                                                            \
+    USE(cuDeviceGetUuid, (CUuuid * uuid, CUdevice dev))                                            \
+    USE(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice dev))                                         \
+    USE(cuDevicePrimaryCtxGetState, (CUdevice dev, unsigned int *flags, int *active))              \
+    USE(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice dev))                                   \
+    USE(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice dev))                            \
+    USE(cuMemPoolGetAttribute, (CUmemoryPool pool, int attribute, void *value))                    \
+    USE(cuStreamGetCtx, (CUstream stream, CUcontext * ctx))                                        \
+    USE(cuStreamIsCapturing, (CUstream stream, int *status))                                       \
+    USE(cuStreamIsCapturing_ptsz, (CUstream stream, int *status))
+
+#define VGPU_NVML_USES(USE)                                                                        \
+    USE(nvmlInit_v2, (void))                                                                       \
+    USE(nvmlShutdown, (void))                                                                      \
+    USE(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device))                       \
+    USE(nvmlDeviceGetUUID, (nvmlDevice_t device, char *uuid, unsigned int length))                 \
+    USE(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index))                            \
+    USE(nvmlDeviceGetComputeRunningProcesses_v3,                                                   \
+        (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                      \
+    USE(nvmlDeviceGetComputeRunningProcesses_v2,                                                   \
+        (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))
+
+/* --- derived: identifiers, function types, exported declarations ------------- */
+
+#define VGPU_EXPORT __attribute__((visibility("default")))
+
+enum vgpu_symbol {
+#define VGPU_ID(symbol, ...) VGPU_SYM_##symbol,
+    VGPU_CUDA_HOOKS(VGPU_ID) VGPU_NVML_HOOKS(VGPU_ID) VGPU_SYM_HOOKS,
+    VGPU_SYM_LAST_HOOK = VGPU_SYM_HOOKS - 1,
+    VGPU_CUDA_USES(VGPU_ID) VGPU_NVML_USES(VGPU_ID) VGPU_SYM_COUNT
+#undef VGPU_ID
+};
+
+#define VGPU_TYPE(symbol, base, since, stream, params) typedef CUresult symbol##_fn params;
+VGPU_CUDA_HOOKS(VGPU_TYPE)
+#undef VGPU_TYPE
+#define VGPU_TYPE(symbol, params) typedef CUresult symbol##_fn params;
+VGPU_CUDA_USES(VGPU_TYPE)
+#undef VGPU_TYPE
+#define VGPU_TYPE(symbol, params) typedef nvmlReturn_t symbol##_fn params;
+VGPU_NVML_HOOKS(VGPU_TYPE)
+VGPU_NVML_USES(VGPU_TYPE)
+#undef VGPU_TYPE
+
+#define VGPU_DECLARE(symbol, ...) VGPU_EXPORT symbol##_fn symbol;
+VGPU_CUDA_HOOKS(VGPU_DECLARE)
+VGPU_NVML_HOOKS(VGPU_DECLARE)
+#undef VGPU_DECLARE
+
+#endif

@@ -1,0 +1,30 @@
+/* What this container may use: a copy made once, so that later changes of the shared
+ * file or of the environment change nothing in a running process. */
+#ifndef VGPU_SHIM_LIMITS_H
+#define VGPU_SHIM_LIMITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region.h"
+
+struct vgpu_limits {
+    bool from_region;
+    bool broken;   /* a region that should be there is not valid: refuse every allocation */
+    bool enforced; /* something to count: a region, or a limit in the environment */
+    uint32_t count;
+    bool oversubscribe;
+    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES]; /* empty = known by number only */
+    uint64_t memory[VGPU_MAX_DEVICES];             /* bytes, 0 = none */
+};
+
+/* The limits of CUDA_DEVICE_MEMORY_LIMIT[_i], for a container without a region. */
+void vgpu_limits_from_environment(struct vgpu_limits *limits);
+
+/* The limits of a region's constant part (already validated). */
+void vgpu_limits_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant);
+
+/* "30720m", "2g", "512k", "1048576"; 0 = none. False where the text is not a size. */
+bool vgpu_parse_size(const char *text, uint64_t *bytes);
+
+#endif

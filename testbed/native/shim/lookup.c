@@ -1,0 +1,212 @@
+/* How calls get here: by exported names (programs linked with libcuda), by dlsym
+ * (CUDA runtimes, NVML bindings) and by cuGetProcAddress (everything newer).
+ *
+ * Our dlsym must not change the meaning of anybody else's: RTLD_NEXT depends on the
+ * caller's address, so every request that is not for a hooked name *jumps* to the C
+ * library's dlsym with the caller's stack untouched (an allocator's interposer would
+ * otherwise find itself and recurse). No lock, no allocation on that path. */
+#define _GNU_SOURCE
+#include "lookup.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "clib.h"
+
+enum stream_kind { ANY, LEGACY, PER_THREAD };
+
+struct hook {
+    const char *symbol;
+    const char *base;
+    int since;
+    enum stream_kind stream;
+    void *entry;
+};
+
+#define CUDA_ROW(symbol, base, since, stream, params)                                              \
+    {#symbol, #base, since, stream, (void *)symbol},
+#define NVML_ROW(symbol, params) {#symbol, NULL, 0, ANY, (void *)symbol},
+static const struct hook hooks[VGPU_SYM_HOOKS] = {VGPU_CUDA_HOOKS(CUDA_ROW)
+                                                      VGPU_NVML_HOOKS(NVML_ROW)};
+
+#define NAME_ROW(symbol, ...) #symbol,
+static const char *const names[VGPU_SYM_COUNT] = {
+    VGPU_CUDA_HOOKS(NAME_ROW) VGPU_NVML_HOOKS(NAME_ROW) VGPU_CUDA_USES(NAME_ROW)
+        VGPU_NVML_USES(NAME_ROW)};
+
+static _Atomic(void *) reals[VGPU_SYM_COUNT];
+
+typedef void *dlsym_fn(void *handle, const char *name);
+typedef void *dlopen_fn(const char *path, int mode);
+static _Atomic(dlsym_fn *) clib_dlsym;
+static _Atomic(dlopen_fn *) clib_dlopen;
+
+static void *no_dlsym(void *handle, const char *name) {
+    (void)handle;
+    (void)name;
+    return NULL;
+}
+
+static dlsym_fn *real_dlsym(void) {
+    dlsym_fn *found = atomic_load_explicit(&clib_dlsym, memory_order_acquire);
+    if (found == NULL) {
+        found = (dlsym_fn *)vgpu_clib("dlsym");
+        if (found == NULL) return no_dlsym;
+        atomic_store_explicit(&clib_dlsym, found, memory_order_release);
+    }
+    return found;
+}
+
+static void *real_dlopen(const char *path, int mode) {
+    dlopen_fn *found = atomic_load_explicit(&clib_dlopen, memory_order_acquire);
+    if (found == NULL) {
+        found = (dlopen_fn *)vgpu_clib("dlopen");
+        if (found == NULL) return NULL;
+        atomic_store_explicit(&clib_dlopen, found, memory_order_release);
+    }
+    return found(path, mode);
+}
+
+static bool is_nvml(const char *name) { return name[0] == 'n'; }
+
+static void *library(const char *name, bool load) {
+    const char *soname = is_nvml(name) ? "libnvidia-ml.so.1" : "libcuda.so.1";
+    void *handle = real_dlopen(soname, RTLD_LAZY | RTLD_NOLOAD);
+    return handle == NULL && load ? real_dlopen(soname, RTLD_LAZY) : handle;
+}
+
+void *vgpu_real(enum vgpu_symbol symbol) {
+    void *found = atomic_load_explicit(&reals[symbol], memory_order_acquire);
+    if (found != NULL) return found;
+    const char *name = names[symbol];
+    void *handle = library(name, true);
+    if (handle == NULL) return NULL;
+    found = real_dlsym()(handle, name);
+    if (found != NULL) atomic_store_explicit(&reals[symbol], found, memory_order_release);
+    return found;
+}
+
+static int hook_index(const char *name) {
+    for (int i = 0; i < VGPU_SYM_HOOKS; i++)
+        if (strcmp(hooks[i].symbol, name) == 0) return i;
+    return -1;
+}
+
+/* --- dlsym ----------------------------------------------------------------- */
+
+static bool is_driver(const struct vgpu_object *object) {
+    return object->found && (strncmp(object->name, "libcuda.so", 10) == 0 ||
+                             strncmp(object->name, "libnvidia-ml.so", 15) == 0);
+}
+
+/* A hooked name: what the real dlsym finds decides. Only the driver's own function is
+ * replaced; a wrapper library's function of the same name stays the wrapper's. */
+static void *dlsym_hooked(void *handle, const char *name, void *caller) {
+    void *found = real_dlsym()(handle, name);
+    if (found == NULL) return NULL;
+    int i = hook_index(name);
+    struct vgpu_object from = vgpu_object_of(found);
+    struct vgpu_object self = vgpu_object_of((void *)dlsym_hooked);
+    if (from.found && self.found && from.base == self.base) {
+        /* Found us in the global scope. Without us the answer would be the driver's
+         * if it is loaded, else nothing: a program that probes for CUDA must not be
+         * told that it is there. */
+        if (library(name, false) != NULL && vgpu_real((enum vgpu_symbol)i) != NULL) return found;
+        return real_dlsym()(RTLD_NEXT, name); /* sets dlerror */
+    }
+    if (!is_driver(&from)) return found;
+    struct vgpu_object asking = vgpu_object_of(caller);
+    if (asking.found && asking.base == from.base) return found; /* the driver itself */
+    void *none = NULL;
+    atomic_compare_exchange_strong(&reals[i], &none, found);
+    return hooks[i].entry;
+}
+
+/* Where `dlsym` goes on: called by the assembly below, before anything is set up. */
+__attribute__((visibility("hidden"), used)) void *vgpu_dlsym_target(void *handle, const char *name);
+void *vgpu_dlsym_target(void *handle, const char *name) {
+    if (name != NULL && handle != RTLD_NEXT &&
+        ((name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v')) &&
+        hook_index(name) >= 0)
+        return (void *)dlsym_hooked;
+    return (void *)real_dlsym();
+}
+
+/* dlsym(handle, name): ask vgpu_dlsym_target, then jump there with both arguments,
+ * the caller's address as third, and the stack as it was at entry. Exported under both
+ * version nodes that glibc has used (2.2.5 in libdl, 2.34 in libc). */
+__asm__(".text\n"
+        ".p2align 4\n"
+        ".globl vgpu_dlsym\n"
+        ".globl vgpu_dlsym_old\n"
+        ".type vgpu_dlsym, @function\n"
+        ".type vgpu_dlsym_old, @function\n"
+        "vgpu_dlsym_old:\n"
+        "vgpu_dlsym:\n"
+        ".cfi_startproc\n"
+        "    endbr64\n"
+        "    pushq %rdi\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    pushq %rsi\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    subq $8, %rsp\n"
+        ".cfi_adjust_cfa_offset 8\n"
+        "    call vgpu_dlsym_target\n"
+        "    addq $8, %rsp\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    popq %rsi\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    popq %rdi\n"
+        ".cfi_adjust_cfa_offset -8\n"
+        "    movq (%rsp), %rdx\n"
+        "    jmpq *%rax\n"
+        ".cfi_endproc\n"
+        ".size vgpu_dlsym, . - vgpu_dlsym\n"
+        ".size vgpu_dlsym_old, . - vgpu_dlsym_old\n"
+        ".symver vgpu_dlsym, dlsym@@GLIBC_2.34\n"
+        ".symver vgpu_dlsym_old, dlsym@GLIBC_2.2.5\n");
+
+/* --- cuGetProcAddress ------------------------------------------------------ */
+
+static bool fits(const struct hook *hook, int version, uint64_t flags) {
+    bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
+    if (hook->stream != ANY && (hook->stream == PER_THREAD) != per_thread) return false;
+    return hook->since <= version;
+}
+
+/* The hook of the same ABI as the function that the driver answered with. Its address
+ * tells; where a driver answers with another address than its exports have, the
+ * requested version does (the newest ABI that is not newer than the request). */
+static void *hook_for(const char *base, void *found, int version, uint64_t flags) {
+    int best = -1;
+    for (int i = 0; i < VGPU_SYM_HOOKS; i++) {
+        if (hooks[i].base == NULL ||
+            (strcmp(hooks[i].base, base) != 0 && strcmp(hooks[i].symbol, base) != 0))
+            continue;
+        if (found == hooks[i].entry) return found;
+        if (vgpu_real((enum vgpu_symbol)i) == found) return hooks[i].entry;
+        if (fits(&hooks[i], version, flags) && (best < 0 || hooks[i].since > hooks[best].since))
+            best = i;
+    }
+    if (best < 0) return found;
+    void *none = NULL;
+    atomic_compare_exchange_strong(&reals[best], &none, found);
+    return hooks[best].entry;
+}
+
+CUresult cuGetProcAddress(const char *name, void **pfn, int version, uint64_t flags) {
+    CUresult result = VGPU_CALL(cuGetProcAddress, name, pfn, version, flags);
+    if (result == CUDA_SUCCESS && name != NULL && pfn != NULL && *pfn != NULL)
+        *pfn = hook_for(name, *pfn, version, flags);
+    return result;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **pfn, int version, uint64_t flags,
+                             int *found) {
+    CUresult result = VGPU_CALL(cuGetProcAddress_v2, name, pfn, version, flags, found);
+    if (result == CUDA_SUCCESS && name != NULL && pfn != NULL && *pfn != NULL)
+        *pfn = hook_for(name, *pfn, version, flags);
+    return result;
+}

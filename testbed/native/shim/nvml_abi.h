@@ -1,0 +1,32 @@
+/* NVML as far as this library touches it: our own minimal declarations. */
+#ifndef VGPU_SHIM_NVML_ABI_H
+#define VGPU_SHIM_NVML_ABI_H
+
+typedef int nvmlReturn_t;
+typedef struct nvmlDevice_st *nvmlDevice_t;
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long used_bytes; /* all ones = not known */
+    unsigned int gpu_instance, compute_instance;
+} nvmlProcessInfo_t; /* v2 and v3 */
+
+enum {
+    NVML_SUCCESS = 0,
+    NVML_ERROR_INSUFFICIENT_SIZE = 7,
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+};
+
+_Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvml memory v2");
+_Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvml process info");
+
+#endif

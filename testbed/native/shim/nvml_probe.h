@@ -1,0 +1,19 @@
+/* What NVML says about this process and its card, for what the driver API does not
+ * tell (the cost of a context, the order of cards). Absent NVML is no error. */
+#ifndef VGPU_SHIM_NVML_PROBE_H
+#define VGPU_SHIM_NVML_PROBE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct vgpu_sample {
+    bool own_known; /* the process list is readable; own_bytes is 0 where we are not in it */
+    uint64_t own_bytes;
+    bool used_known;
+    uint64_t used_bytes; /* of the whole card */
+};
+
+struct vgpu_sample vgpu_nvml_sample(const char *uuid);
+int vgpu_nvml_index(const char *uuid); /* -1 = not known */
+
+#endif

@@ -1,0 +1,359 @@
+#define _GNU_SOURCE
+#include "shared.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "log.h"
+#include "sys.h"
+
+#ifndef VGPU_REGION_LINK
+#define VGPU_REGION_LINK "/usr/local/vgpu/region"
+#endif
+
+#define PATH_BYTES 1024
+#define RECORD_NONE (-1)
+
+static struct hami_region *hami;
+static struct vgpu_extension *extension; /* NULL = nothing is counted */
+static char lock_path[PATH_BYTES + 8];       /* empty = private region */
+static int lock_fd = -1;
+static dev_t lock_device;
+static ino_t lock_inode;
+static int record = RECORD_NONE;
+static uint64_t record_generation;
+
+/* --- finding and validating the region -------------------------------------- */
+
+static uint64_t fnv1a(const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+static bool valid(const struct vgpu_extension *ext, struct vgpu_constant *copy) {
+    if (atomic_load_explicit((const _Atomic uint64_t *)&ext->magic, memory_order_acquire) !=
+        VGPU_EXT_MAGIC)
+        return false;
+    if (ext->version != VGPU_EXT_VERSION || ext->bytes != sizeof(struct vgpu_extension))
+        return false;
+    uint64_t expected = ext->checksum;
+    *copy = ext->constant; /* checked and used from the copy: the file can change */
+    return fnv1a(copy, sizeof *copy) == expected && copy->device_count <= VGPU_MAX_DEVICES;
+}
+
+/* The region behind a link, so that every process of the container finds the same lock
+ * file by whichever name it came. */
+static bool resolve(const char *path, char *out) {
+    char target[PATH_BYTES];
+    long length = vgpu_readlink(path, target, sizeof target - 1);
+    if (length < 0 || target[0] == '/' || strrchr(path, '/') == NULL) {
+        if (length >= 0) target[length] = '\0';
+        return snprintf(out, PATH_BYTES, "%s", length < 0 ? path : target) < PATH_BYTES - 8;
+    }
+    target[length] = '\0';
+    int folder = (int)(strrchr(path, '/') - path);
+    return snprintf(out, PATH_BYTES, "%.*s/%s", folder, path, target) < PATH_BYTES - 8;
+}
+
+enum opened { OPENED, ABSENT, INVALID };
+
+static enum opened open_region(const char *given, struct vgpu_limits *limits) {
+    char path[PATH_BYTES];
+    if (!resolve(given, path)) return INVALID;
+    int fd = vgpu_open(path, O_RDWR | O_CLOEXEC, 0);
+    if (fd == -ENOENT || fd == -ENOTDIR) return ABSENT;
+    bool writable = fd >= 0;
+    if (fd == -EACCES || fd == -EROFS || fd == -EPERM) /* limits can still be read */
+        fd = vgpu_open(path, O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0) {
+        VGPU_LOG(VGPU_LOG_ERROR, "region %s cannot be opened: errno %d", path, -fd);
+        return INVALID;
+    }
+    struct stat st;
+    void *at = NULL;
+    if (vgpu_fstat(fd, &st) == 0 && (size_t)st.st_size >= VGPU_REGION_BYTES)
+        at = vgpu_map(VGPU_REGION_BYTES, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd);
+    vgpu_close(fd);
+    if (at == NULL) {
+        VGPU_LOG(VGPU_LOG_ERROR, "region %s is too short or cannot be mapped", path);
+        return INVALID;
+    }
+    struct vgpu_extension *ext = (void *)((char *)at + VGPU_EXT_OFFSET);
+    struct vgpu_constant copy;
+    if (!valid(ext, &copy)) {
+        VGPU_LOG(VGPU_LOG_ERROR, "region %s is not valid (magic, version or checksum)", path);
+        vgpu_unmap(at, VGPU_REGION_BYTES);
+        return INVALID;
+    }
+    vgpu_limits_from_constant(limits, &copy);
+    if (!writable) {
+        VGPU_LOG(VGPU_LOG_ERROR, "region %s is read-only: this process counts alone", path);
+        vgpu_unmap(at, VGPU_REGION_BYTES);
+        return OPENED;
+    }
+    hami = at;
+    extension = ext;
+    snprintf(lock_path, sizeof lock_path, "%s.lock", path);
+    return OPENED;
+}
+
+/* --- the lock file ------------------------------------------------------------ */
+
+/* One descriptor for the life of the process: closing any descriptor of the file drops
+ * all its locks. High, so that loops over the low ones spare it; out of exec's way. */
+static bool adopt_lock_file(int fd) {
+    if (fd < 0) {
+        VGPU_LOG(VGPU_LOG_ERROR, "lock file %s cannot be opened: errno %d", lock_path, -fd);
+        return false;
+    }
+    static const int floors[] = {1000, 500, 200, 100};
+    for (size_t i = 0; i < sizeof floors / sizeof floors[0]; i++) {
+        int high = vgpu_fcntl(fd, F_DUPFD_CLOEXEC, floors[i]);
+        if (high < 0) continue;
+        vgpu_close(fd); /* before any lock is taken */
+        fd = high;
+        break;
+    }
+    struct stat st;
+    if (vgpu_fstat(fd, &st) != 0) return false;
+    lock_device = st.st_dev;
+    lock_inode = st.st_ino;
+    lock_fd = fd;
+    return true;
+}
+
+/* Whether the descriptor is still ours: programs close all descriptors, and the number
+ * may be another file's by now (then it is not ours to close). */
+static bool lock_file_is_open(void) {
+    struct stat st;
+    return lock_fd >= 0 && vgpu_fstat(lock_fd, &st) == 0 && st.st_dev == lock_device &&
+           st.st_ino == lock_inode;
+}
+
+/* A region of our own, for a container without one. Forked children share it and its
+ * lock file, which therefore exists from the start; a child that lost the descriptor
+ * cannot get it back and begins alone. */
+static void open_private(void) {
+    void *at = vgpu_map(VGPU_REGION_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    if (at == NULL) return;
+    hami = at;
+    extension = (void *)((char *)at + VGPU_EXT_OFFSET);
+    extension->state_flags = VGPU_STATE_NO_REGION;
+    record = RECORD_NONE;
+    adopt_lock_file((int)vgpu_sys(SYS_memfd_create, (long)"vgpu-locks", 1 /* MFD_CLOEXEC */, 0, 0,
+                                  0, 0));
+}
+
+void vgpu_shared_open(struct vgpu_limits *limits) {
+    /* The fixed place first: a tenant chooses its environment more easily than its mounts. */
+    enum opened opened = open_region(VGPU_REGION_LINK, limits);
+    bool fixed = opened != ABSENT;
+    if (opened == ABSENT) {
+        const char *path = secure_getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+        if (path != NULL && path[0] != '\0') opened = open_region(path, limits);
+    }
+    if (opened != OPENED) {
+        vgpu_limits_from_environment(limits);
+        if (fixed && !limits->enforced) {
+            VGPU_LOG(VGPU_LOG_ERROR, "the container's limits are unreadable: allocations refused");
+            limits->broken = limits->enforced = true;
+        }
+    }
+    if (limits->enforced && extension == NULL) open_private();
+    VGPU_LOG(VGPU_LOG_INFO, "limits from %s, device 0: %llu bytes",
+             limits->from_region ? "the region" : limits->enforced ? "the environment" : "nowhere",
+             (unsigned long long)limits->memory[0]);
+}
+
+/* At first use, and after a program closed all its descriptors. */
+static bool open_lock_file(void) {
+    if (lock_path[0] == '\0') { /* private: what was shared with relatives is lost */
+        vgpu_unmap(hami, VGPU_REGION_BYTES);
+        extension = NULL;
+        open_private();
+        return extension != NULL && lock_file_is_open();
+    }
+    int fd = vgpu_open(lock_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0);
+    if (fd == -ENOENT) { /* the plugin makes it; without one, for every user of the container */
+        fd = vgpu_open(lock_path, O_RDWR | O_CLOEXEC | O_CREAT | O_NOFOLLOW, 0666);
+        if (fd >= 0) vgpu_sys(SYS_fchmod, fd, 0666, 0, 0, 0, 0);
+    }
+    return adopt_lock_file(fd);
+}
+
+/* --- record locks ------------------------------------------------------------ */
+
+static int change_lock(short type, int command, long byte) {
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    for (;;) {
+        int result = vgpu_fcntl(lock_fd, command, (long)&lock);
+        if (result != -EINTR) return result;
+    }
+}
+
+static bool try_lock(long byte) { return change_lock(F_WRLCK, F_SETLK, byte) == 0; }
+static void unlock(long byte) { change_lock(F_UNLCK, F_SETLK, byte); }
+
+bool vgpu_shared_lock(int device) {
+    int result = change_lock(F_WRLCK, F_SETLKW, VGPU_LOCK_ACCOUNT + device);
+    if (result != 0) VGPU_LOG(VGPU_LOG_ERROR, "accounting lock failed: errno %d", -result);
+    return result == 0;
+}
+
+void vgpu_shared_unlock(int device) { unlock(VGPU_LOCK_ACCOUNT + device); }
+
+/* --- records ------------------------------------------------------------------ */
+
+#define LOAD(field) atomic_load_explicit((_Atomic uint64_t *)&(field), memory_order_acquire)
+#define STORE(field, value)                                                                        \
+    atomic_store_explicit((_Atomic uint64_t *)&(field), (value), memory_order_release)
+
+static uint32_t records_used(void) {
+    uint32_t count = atomic_load((_Atomic uint32_t *)&extension->record_count);
+    return count > VGPU_MAX_PROCESSES ? VGPU_MAX_PROCESSES : count;
+}
+
+/* Empties a record whose lock we hold. HAMi's slot of the same number goes with it. */
+static void wipe(int i) {
+    struct vgpu_process_record *entry = &extension->records[i];
+    for (int d = 0; d < VGPU_MAX_DEVICES; d++) {
+        STORE(entry->use[d].context_bytes, 0);
+        STORE(entry->use[d].module_bytes, 0);
+        STORE(entry->use[d].buffer_bytes, 0);
+    }
+    struct hami_process_slot *slot = &hami->slots[i];
+    slot->pid = 0;
+    slot->status = 0;
+    memset(slot->used, 0, sizeof slot->used);
+    STORE(slot->sequence, (slot->sequence + 1) & ~1ull); /* a dead writer may have left it odd */
+}
+
+/* Takes back the records of dead processes. Never tests our own byte: taking a lock that
+ * one holds succeeds, and giving it back would drop it. */
+static void sweep_records(void) {
+    for (int i = 0, used = (int)records_used(); i < used; i++) {
+        if (i == record || !(LOAD(extension->records[i].generation) & 1) || !try_lock(i)) continue;
+        uint64_t generation = LOAD(extension->records[i].generation);
+        if (generation & 1) {
+            VGPU_LOG(VGPU_LOG_INFO, "record %d of dead process %d taken back", i,
+                     extension->records[i].pid);
+            wipe(i);
+            STORE(extension->records[i].generation, generation + 1);
+        }
+        unlock(i);
+    }
+}
+
+static void raise_count(int i) {
+    uint32_t seen = atomic_load((_Atomic uint32_t *)&extension->record_count);
+    while (seen < (uint32_t)i + 1 &&
+           !atomic_compare_exchange_weak((_Atomic uint32_t *)&extension->record_count, &seen,
+                                         (uint32_t)i + 1)) {
+    }
+    int32_t slots = atomic_load((_Atomic int32_t *)&hami->slot_count);
+    while (slots < i + 1 &&
+           !atomic_compare_exchange_weak((_Atomic int32_t *)&hami->slot_count, &slots, i + 1)) {
+    }
+}
+
+static bool claim(int i) {
+    struct vgpu_process_record *entry = &extension->records[i];
+    if (!try_lock(i)) return false;
+    wipe(i);
+    record_generation = (LOAD(entry->generation) + 1) | 1;
+    entry->pid = vgpu_getpid();
+    entry->flags = 0;
+    struct timespec now = {0, 0};
+    vgpu_sys(SYS_clock_gettime, CLOCK_MONOTONIC, (long)&now, 0, 0, 0, 0);
+    entry->started_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    hami->slots[i].pid = entry->pid;
+    hami->slots[i].host_pid = 0;
+    hami->slots[i].status = 1;
+    STORE(entry->generation, record_generation);
+    raise_count(i);
+    record = i;
+    return true;
+}
+
+static bool claim_any(void) {
+    for (int i = 0; i < VGPU_MAX_PROCESSES; i++) /* free ones */
+        if (!(LOAD(extension->records[i].generation) & 1) && claim(i)) return true;
+    for (int i = 0; i < VGPU_MAX_PROCESSES; i++) /* else those of dead processes */
+        if (claim(i)) return true;
+    VGPU_LOG(VGPU_LOG_ERROR, "all %d process records are taken", VGPU_MAX_PROCESSES);
+    return false;
+}
+
+void vgpu_shared_forked(void) { record = RECORD_NONE; }
+
+bool vgpu_shared_join(const struct vgpu_device_use holdings[VGPU_MAX_DEVICES]) {
+    if (extension == NULL) return false;
+    if (!lock_file_is_open() && !open_lock_file()) return false;
+    /* Taking a lock that one holds changes nothing; taking it again where a program closed
+     * our descriptor (or one of its own of this file) repairs it, unless the record went
+     * to somebody else in between. */
+    if (record != RECORD_NONE && try_lock(record)) {
+        if (LOAD(extension->records[record].generation) == record_generation) return true;
+        unlock(record);
+    }
+    record = RECORD_NONE;
+    if (!claim_any()) return false;
+    for (int d = 0; d < VGPU_MAX_DEVICES; d++) vgpu_shared_publish(d, &holdings[d]);
+    return true;
+}
+
+static uint64_t add(uint64_t a, uint64_t b) { /* others' figures may be anything */
+    uint64_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+uint64_t vgpu_shared_others(int device, bool sweep) {
+    if (sweep) sweep_records();
+    uint64_t sum = 0;
+    for (int i = 0, used = (int)records_used(); i < used; i++) {
+        struct vgpu_process_record *entry = &extension->records[i];
+        if (i == record || !(LOAD(entry->generation) & 1)) continue;
+        sum = add(sum, LOAD(entry->use[device].context_bytes));
+        sum = add(sum, LOAD(entry->use[device].module_bytes));
+        sum = add(sum, LOAD(entry->use[device].buffer_bytes));
+    }
+    return sum;
+}
+
+uint64_t vgpu_shared_context_bytes(int device) {
+    uint64_t largest = 0;
+    for (int i = 0, used = (int)records_used(); i < used; i++) {
+        uint64_t bytes = LOAD(extension->records[i].use[device].context_bytes);
+        if (bytes > largest) largest = bytes;
+    }
+    return largest;
+}
+
+void vgpu_shared_publish(int device, const struct vgpu_device_use *use) {
+    if (record == RECORD_NONE) return;
+    struct vgpu_device_use *own = &extension->records[record].use[device];
+    STORE(own->context_bytes, use->context_bytes);
+    STORE(own->module_bytes, use->module_bytes);
+    STORE(own->buffer_bytes, use->buffer_bytes);
+    struct hami_process_slot *slot = &hami->slots[record];
+    struct hami_device_memory *mirror = &slot->used[device];
+    uint64_t sequence = slot->sequence | 1; /* odd = a writer is inside */
+    STORE(slot->sequence, sequence);
+    STORE(mirror->context_bytes, use->context_bytes);
+    STORE(mirror->module_bytes, use->module_bytes);
+    STORE(mirror->buffer_bytes, use->buffer_bytes);
+    STORE(mirror->total_bytes, use->context_bytes + use->module_bytes + use->buffer_bytes);
+    STORE(slot->sequence, sequence + 1);
+}
+
+void vgpu_shared_denied(int device) {
+    if (extension != NULL)
+        atomic_fetch_add((_Atomic uint64_t *)&extension->denied[device], 1);
+}

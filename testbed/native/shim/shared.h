@@ -1,0 +1,39 @@
+/* The shared region of the container: finding it, its locks, and this process's record.
+ *
+ * Everything here is called with the process's own lock held (account.c). */
+#ifndef VGPU_SHIM_SHARED_H
+#define VGPU_SHIM_SHARED_H
+
+#include <stdbool.h>
+
+#include "limits.h"
+#include "region.h"
+
+/* Maps the region and copies the limits; a private one (shared with forked children
+ * only) where the container has none but its environment has limits. */
+void vgpu_shared_open(struct vgpu_limits *limits);
+
+/* After fork, in the child: forget the parent's record; it claims its own when needed. */
+void vgpu_shared_forked(void);
+
+/* Makes sure that this process has a record and holds its lock, also after a program
+ * closed all its descriptors. `holdings` is written into a newly claimed record. False
+ * where that is impossible. */
+bool vgpu_shared_join(const struct vgpu_device_use holdings[VGPU_MAX_DEVICES]);
+
+/* The lock of a device's check and charge, between processes. */
+bool vgpu_shared_lock(int device);
+void vgpu_shared_unlock(int device);
+
+/* What all other processes hold. `sweep` first takes back the records of dead ones. */
+uint64_t vgpu_shared_others(int device, bool sweep);
+
+/* The largest context that any process of the container reported, 0 = none yet. */
+uint64_t vgpu_shared_context_bytes(int device);
+
+/* Writes this process's figures of one device (and HAMi's mirror). */
+void vgpu_shared_publish(int device, const struct vgpu_device_use *use);
+
+void vgpu_shared_denied(int device);
+
+#endif
