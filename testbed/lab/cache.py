@@ -7,6 +7,7 @@ there together with a list of its files. An entry whose files are not those of t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -24,6 +25,8 @@ from testbed.lab.cluster.protocol import Progress, Step
 #: Name of the list in an entry; its presence says that the entry is whole.
 _LIST = ".entry.json"
 _POLL_S = 0.2
+#: Longer than a cluster is left up; what it runs from must not go.
+_UNUSED_S = 30 * 24 * 3600.0
 
 
 def root() -> Path:
@@ -56,7 +59,11 @@ def key_of_files(base: Path, files: list[Path]) -> str:
 def find(kind: str, key: str) -> Path | None:
     """Return the whole entry of that kind and key, or None."""
     folder = root() / kind / key
-    return folder if _is_whole(folder) else None
+    if not _is_whole(folder):
+        return None
+    with contextlib.suppress(OSError):  # a cache that somebody else owns is as good
+        os.utime(folder / _LIST)
+    return folder
 
 
 def obtain(
@@ -99,7 +106,25 @@ def obtain(
         except BaseException:
             _remove(part)
             raise
+        _forget(folder)
     return folder
+
+
+def _forget(new: Path) -> None:
+    """Remove entries beside a new one that nobody has asked for in a long time."""
+    oldest = time.time() - _UNUSED_S
+    for folder in new.parent.iterdir():
+        try:
+            if folder != new and folder.is_dir() and _used(folder) < oldest:
+                _remove(folder)
+        except OSError:
+            continue  # in somebody else's hands
+
+
+def _used(folder: Path) -> float:
+    """When an entry was last asked for; a half-made one counts from when it was begun."""
+    whole = folder / _LIST
+    return (whole if whole.exists() else folder).stat().st_mtime
 
 
 def _seal(folder: Path) -> None:

@@ -85,7 +85,11 @@ def configuration(folders: tuple[str, ...], host: Path = _HOST_CONFIG) -> str:
     """Return the ``ld.so.conf`` of containers: our folders first, then the host's lent ones."""
     lines = [CONTAINER_DRIVER]
     lines += [f"{rootfs.ENVIRONMENTS}/pytorch/{folder}" for folder in folders]
-    lines += [folder for folder in _host_folders(host) if re.match(r"(/usr)?/lib\w*(/|$)", folder)]
+    lines += [
+        folder
+        for folder in _host_folders(host)
+        if re.match(r"(/usr)?/lib(32|64|x32)?(/|$)", folder)
+    ]
     lines += [folder for folder in _SYSTEM if folder not in lines and Path(folder).is_dir()]
     return "\n".join(dict.fromkeys(lines)) + "\n"
 

@@ -112,6 +112,8 @@ def close(folder: Path, step: Step, compiled: Path) -> None:
     for script in (folder / "bin").iterdir():
         if not script.name.startswith("python"):
             script.unlink()
+    # uv leaves its lock in the environment, writable for every user.
+    (folder / ".lock").unlink(missing_ok=True)
     step.update("compiling")
     # Containers see it read-only: what is not compiled now is compiled at every start.
     command.run(
