@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import TestbedError
-from testbed.native.region import read_region
+from testbed.errors import CodecError
+from testbed.native.region import RegionView, lock_path, read_region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,32 +54,41 @@ def regions_of(
 
 def _region(folder: Path, who: tuple[str, str]) -> ContainerRegion | RegionProblem:
     try:
-        # The plugin makes exactly one; links and pipes are a tenant's.
-        files = [
-            path for path in sorted(folder.glob("*.cache")) if stat.S_ISREG(path.lstat().st_mode)
-        ]
+        files = [path for path in sorted(folder.glob("*.cache")) if _plain(path)]
         if not files:
             return RegionProblem(reason="no-region")
         for path in files:
             try:
                 view = read_region(path)
-            except TestbedError:
+            except CodecError:
                 continue
-            if (view.constant.pod_uid, view.constant.container_name) != who:
-                continue
-            return ContainerRegion(
-                devices=tuple(
-                    RegionDevice(
-                        uuid=device.uuid,
-                        limit_bytes=device.memory_limit,
-                        context_bytes=device.context_bytes,
-                        module_bytes=device.module_bytes,
-                        buffer_bytes=device.buffer_bytes,
-                    )
-                    for device in view.devices
-                ),
-                processes=view.processes,
-            )
+            # A copy of another container's region is valid in itself.
+            if (view.constant.pod_uid, view.constant.container_name) == who:
+                return _counted(view)
     except OSError:
-        pass
+        pass  # the folder goes while we look
     return RegionProblem(reason="unreadable-region")
+
+
+def _plain(region: Path) -> bool:
+    """Whether region and lock are files, as the plugin made them: a pipe would block us."""
+    return all(
+        not path.exists() or stat.S_ISREG(path.lstat().st_mode)
+        for path in (region, lock_path(region))
+    )
+
+
+def _counted(view: RegionView) -> ContainerRegion:
+    return ContainerRegion(
+        devices=tuple(
+            RegionDevice(
+                uuid=device.uuid,
+                limit_bytes=device.memory_limit_bytes,
+                context_bytes=use.context_bytes,
+                module_bytes=use.module_bytes,
+                buffer_bytes=use.buffer_bytes,
+            )
+            for device, use in zip(view.constant.devices, view.used, strict=True)
+        ),
+        processes=len(view.processes),
+    )

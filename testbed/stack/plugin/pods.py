@@ -25,7 +25,7 @@ class NodeContainer:
             PodResources does not list these.
         started: The runtime has made it, so kubelet has had its devices.
         control_disabled: Its environment says ``CUDA_DISABLE_CONTROL=true``.
-        priority: 0 high, 1 low.
+        priority: 0 high, 1 low, which is also what a container without the resource has.
     """
 
     name: str
@@ -34,7 +34,7 @@ class NodeContainer:
     plain_init: bool = False
     started: bool = False
     control_disabled: bool = False
-    priority: int = 0
+    priority: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def _containers(
                 and str(entry.get("value", "")).lower() in _TRUE
                 for entry in container.get("env") or ()
             ),
-            priority=_number(asked.get(config.resourcePriorityName)),
+            priority=_number(asked.get(config.resourcePriorityName, 1)),
         )
 
 

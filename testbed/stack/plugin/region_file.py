@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.native.region import RegionConstant, make_region
+from testbed.native.region import Policy, RegionConstant, RegionDevice, make_region
 from testbed.stack.plugin.answer import RegionPlan
 from testbed.units import MIB
+
+_POLICIES = {"default": Policy.DEFAULT, "force": Policy.FORCE, "disable": Policy.DISABLE}
 
 
 def make(plan: RegionPlan) -> None:
@@ -15,19 +17,21 @@ def make(plan: RegionPlan) -> None:
     Raises:
         TestbedError, OSError: they cannot be made.
     """
-    make_region(
-        Path(plan.folder),
-        plan.cache_uuid,
-        RegionConstant(
-            uuids=tuple(share.uuid for share in plan.shares),
-            memory_limit=tuple(share.mem_mib * MIB for share in plan.shares),
-            sm_limit=tuple(share.core_pct for share in plan.shares),
-            policy=plan.policy,
-            priority=plan.priority,
-            oversubscribe=plan.oversubscribe,
-            pod_uid=plan.pod.uid,
-            pod_namespace=plan.pod.namespace,
-            pod_name=plan.pod.name,
-            container_name=plan.container,
+    constant = RegionConstant(
+        devices=tuple(
+            RegionDevice(
+                uuid=share.uuid,
+                memory_limit_bytes=share.mem_mib * MIB,
+                sm_limit_pct=share.core_pct,
+            )
+            for share in plan.shares
         ),
+        pod_uid=plan.pod.uid,
+        pod_namespace=plan.pod.namespace,
+        pod_name=plan.pod.name,
+        container_name=plan.container,
+        policy=_POLICIES[plan.policy],
+        priority=plan.priority,
+        oversubscribe=plan.oversubscribe,
     )
+    make_region(Path(plan.folder), plan.cache_uuid, constant)

@@ -128,10 +128,13 @@ class Plugin:
         self._due = {"health": 0.0, "register": 0.0, "sweep": 0.0}
         self._complaint = ""
         self._ready = False
+        #: Where /healthz is served once ``run`` has begun.
+        self.http_port = 0
 
     def run(self, stop: threading.Event) -> None:
         """Work until told to stop."""
         http = HttpServer(("", self._options.port), {"/healthz": self._healthz})
+        self.http_port = http.port
         try:
             while not stop.is_set():
                 self._tick(time.monotonic())

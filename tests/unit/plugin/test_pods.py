@@ -61,6 +61,17 @@ def test_containers_in_kubelets_order() -> None:
     assert not pod.labelled_node
 
 
+def test_priority_is_low_unless_it_is_asked_for() -> None:
+    def asking(value: str | None) -> dict[str, Any]:
+        limits = {names.RESOURCE_COUNT: "1"}
+        if value is not None:
+            limits[names.RESOURCE_PRIORITY] = value
+        return raw(containers=[{"name": "x", "resources": {"limits": limits}}])
+
+    for value, priority in ((None, 1), ("0", 0), ("1", 1)):
+        assert node_pod(asking(value), DeviceConfig()).containers[0].priority == priority
+
+
 def test_values_that_are_no_numbers_ask_for_nothing() -> None:
     item = raw(containers=[{"name": "x", **gpu("many")}, {"name": "y", **gpu(None)}])
     assert [c.count for c in node_pod(item, DeviceConfig()).containers] == [0, 0]
