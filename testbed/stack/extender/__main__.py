@@ -27,7 +27,8 @@ from testbed.stack.tls import server_context
 
 log = logging.getLogger("testbed.stack.extender")
 
-SCHEDULER = "system:kube-scheduler"
+#: Common names of the certificates that a scheduler of ours, or a stock one, shows.
+SCHEDULERS = (names.SCHEDULER_NAME, "system:kube-scheduler")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--client-name",
         action="append",
-        help=f"common name that may call, repeatable (default: {SCHEDULER})",
+        help=f"common name that may call, repeatable (default: {', '.join(SCHEDULERS)})",
     )
     parser.add_argument("--config", type=Path, help="device-config.yaml (default: defaults)")
     parser.add_argument("--kubeconfig", type=Path, help="default: the pod's service account")
@@ -83,7 +84,7 @@ async def _run(options: argparse.Namespace) -> None:
         extender = Extender(state, api, label=version >= LABELS_FROM)
         log.info("API server %s is version %d.%d", connection.server, *version)
         app = scheduler_app(
-            state, extender.binder, extender.report, options.client_name or [SCHEDULER]
+            state, extender.binder, extender.report, options.client_name or SCHEDULERS
         )
         runner = await serve(app, options.host, options.port, tls)
         stack.push_async_callback(runner.cleanup)

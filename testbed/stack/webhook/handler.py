@@ -51,17 +51,16 @@ def review(admission_review: Mapping[str, Any], config: DeviceConfig) -> dict[st
 
 
 def _decide(request: Mapping[str, Any], config: DeviceConfig) -> list[dict[str, Any]]:
-    pod = request.get("object")
-    if not _is_pod(request):
+    pod, part = request.get("object"), request.get("subResource")
+    creates = request.get("operation", "CREATE") == "CREATE" and not part
+    if not _is_pod(request) or not (creates or part == "ephemeralcontainers"):
         return []
     if not isinstance(pod, dict):
         raise InputError("the admission request carries no pod")
-    if request.get("subResource") == "ephemeralcontainers":
-        refuse_ephemeral(pod, config)
-        return []
-    if request.get("operation", "CREATE") != "CREATE" or request.get("subResource"):
-        return []
-    return difference(pod, mutate(pod, config))
+    if creates:
+        return difference(pod, mutate(pod, config))
+    refuse_ephemeral(pod, config)
+    return []
 
 
 def _is_pod(request: Mapping[str, Any]) -> bool:

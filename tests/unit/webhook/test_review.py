@@ -1,0 +1,451 @@
+"""The admission decision on raw reviews, W1 to W10 and their kin."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import CodecError
+from testbed.stack import names
+from testbed.stack.config import DeviceConfig
+from testbed.stack.webhook.handler import review
+from testbed.stack.webhook.jsonpatch import difference
+from testbed.stack.webhook.server import answer_bytes
+
+CONFIG = DeviceConfig()
+GPU, MEM = names.RESOURCE_COUNT, names.RESOURCE_MEMORY
+PCT, CORES = names.RESOURCE_MEMORY_PERCENTAGE, names.RESOURCE_CORES
+
+
+def container(name="main", /, limits=None, **more):
+    found = {"name": name, "image": "i", **more}
+    if limits is not None:
+        found["resources"] = {"limits": limits}
+    return found
+
+
+def pod(*containers, init=(), metadata=None, **spec):
+    found = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p"} if metadata is None else metadata,
+        "spec": {"containers": list(containers), **spec},
+    }
+    if init:
+        found["spec"]["initContainers"] = list(init)
+    return found
+
+
+def envelope(found, **more):
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {"uid": "u-1", "operation": "CREATE", "object": found, **more},
+    }
+
+
+def apply_patch(document, patch):
+    """Apply a JSON patch strictly: paths must exist as RFC 6902 demands."""
+    document = copy.deepcopy(document)
+    for operation in patch:
+        *parents, last = [
+            part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
+        ]
+        where = document
+        for part in parents:
+            where = where[int(part)] if isinstance(where, list) else where[part]
+        if isinstance(where, list):
+            if operation["op"] == "add":
+                where.insert(len(where) if last == "-" else int(last), operation["value"])
+            elif operation["op"] == "remove":
+                del where[int(last)]
+            else:
+                where[int(last)] = operation["value"]
+        elif operation["op"] == "add":
+            where[last] = operation["value"]
+        elif operation["op"] == "remove":
+            del where[last]
+        else:
+            assert last in where
+            where[last] = operation["value"]
+    return document
+
+
+def admitted(found, config=CONFIG, **more):
+    before = copy.deepcopy(found)
+    answer = review(envelope(found, **more), config)
+    assert found == before, "the handler must not touch its input"
+    assert answer["kind"] == "AdmissionReview"
+    assert answer["apiVersion"] == "admission.k8s.io/v1"
+    response = answer["response"]
+    assert response["uid"] == "u-1"
+    assert response["allowed"] is True, response
+    if "patch" not in response:
+        return found
+    assert response["patchType"] == "JSONPatch"
+    patch = json.loads(base64.b64decode(response["patch"]))
+    assert patch, "an empty patch is no patch"
+    return apply_patch(found, patch)
+
+
+def refused(found, config=CONFIG, **more):
+    response = review(envelope(found, **more), config)["response"]
+    assert response["allowed"] is False
+    assert "patch" not in response
+    assert "\n" not in response["status"]["message"]
+    return response["status"]["message"]
+
+
+def limits_of(found, position=0):
+    return found["spec"]["containers"][position]["resources"]["limits"]
+
+
+# --- what becomes ours ------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduler", [None, "", "default-scheduler", names.SCHEDULER_NAME])
+def test_pod_that_asks_gets_our_scheduler(scheduler):
+    found = pod(container(limits={GPU: "1", MEM: "3000"}))
+    if scheduler is not None:
+        found["spec"]["schedulerName"] = scheduler
+    assert admitted(found)["spec"]["schedulerName"] == names.SCHEDULER_NAME
+
+
+def test_init_container_alone_is_enough():
+    found = pod(container(), init=[container("i", limits={GPU: "1", MEM: "5"})])
+    assert admitted(found)["spec"]["schedulerName"] == names.SCHEDULER_NAME
+
+
+@pytest.mark.parametrize(
+    "limits", [None, {}, {"cpu": "1"}, {GPU: "0"}, {names.RESOURCE_PRIORITY: "1"}]
+)
+def test_pod_that_asks_nothing_is_left_alone(limits):
+    found = pod(container(limits=limits))
+    assert admitted(found) == found
+
+
+@pytest.mark.parametrize("share", [{MEM: "3000"}, {PCT: "10"}, {CORES: "30", MEM: "1"}])
+def test_count_defaults_to_one(share):
+    assert limits_of(admitted(pod(container(limits=share))))[GPU] == "1"
+
+
+def test_count_defaults_to_what_is_configured():
+    found = pod(container(limits={MEM: "3000"}))
+    assert limits_of(admitted(found, DeviceConfig(defaultGPUNum=2)))[GPU] == "2"
+    assert "share of a card" in refused(found, DeviceConfig(defaultGPUNum=0))
+
+
+def test_count_defaults_where_only_requests_are_given():
+    found = pod({"name": "main", "resources": {"requests": {MEM: "3000"}}})
+    assert limits_of(admitted(found)) == {GPU: "1"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        ({GPU: "1"}, "100"),  # the whole card
+        ({GPU: "1", PCT: "100"}, "100"),
+        ({GPU: "1", PCT: "0"}, "100"),  # W7: 0 is unset
+        ({PCT: "100"}, "100"),
+        ({GPU: "1", MEM: "3000"}, None),
+        ({GPU: "1", MEM: "3000", PCT: "100"}, None),  # gpumem wins
+        ({GPU: "1", PCT: "99"}, None),
+        ({GPU: "1", CORES: "0"}, "0"),  # said so
+        ({GPU: "1", CORES: "30"}, "30"),
+    ],
+)
+def test_w7_exclusive_rules(limits, cores):
+    assert limits_of(admitted(pod(container(limits=limits)))).get(CORES) == cores
+
+
+def test_default_memory_makes_nobody_exclusive():
+    found = pod(container(limits={GPU: "1"}))
+    assert CORES not in limits_of(admitted(found, DeviceConfig(defaultMemory=1000)))
+
+
+@pytest.mark.parametrize("value", ["101", "-1", "1000", "1.5"])
+@pytest.mark.parametrize("key", [PCT, CORES])
+def test_w7_percentage_out_of_range_is_refused(key, value):
+    message = refused(pod(container("trainer", limits={GPU: "1", key: value})))
+    assert "trainer" in message
+    assert key in message
+
+
+@pytest.mark.parametrize("value", ["16Gi", "1.5", "-1", "2147483648", "nonsense", "1Mi"])
+@pytest.mark.parametrize("key", [GPU, MEM])
+def test_r4_quantity_that_cannot_be_meant_is_refused(key, value):
+    message = refused(pod(container("trainer", limits={GPU: "1", MEM: "1", key: value})))
+    assert "trainer" in message
+    assert value in message
+
+
+def test_limits_and_requests_that_differ_are_refused():
+    found = pod(
+        {"name": "a", "resources": {"limits": {GPU: "1", MEM: "5"}, "requests": {MEM: "4"}}}
+    )
+    assert "limit 5 and request 4" in refused(found)
+
+
+def test_priority_becomes_environment():
+    found = pod(
+        container(
+            limits={GPU: "1", MEM: "5", names.RESOURCE_PRIORITY: "1"},
+            env=[{"name": names.ENV_PRIORITY, "value": "0"}, {"name": "A", "value": "b"}],
+        )
+    )
+    env = admitted(found)["spec"]["containers"][0]["env"]
+    assert env == [{"name": "A", "value": "b"}, {"name": names.ENV_PRIORITY, "value": "1"}]
+
+
+# --- what is refused --------------------------------------------------------
+
+PRIVILEGED = {"securityContext": {"privileged": True}}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pod(container("bad", **PRIVILEGED), container("b", limits={GPU: "1"})),
+        pod(container("bad", limits={GPU: "1"}, **PRIVILEGED)),
+        pod(container("b", limits={GPU: "1"}), init=[container("bad", **PRIVILEGED)]),
+        pod(
+            container("b", limits={MEM: "1"}),
+            init=[container("bad", restartPolicy="Always", **PRIVILEGED)],
+        ),
+        pod(container("b"), init=[container("bad", limits={GPU: "1"}, **PRIVILEGED)]),
+        pod(
+            container("b", limits={GPU: "1"}),
+            ephemeralContainers=[container("bad", **PRIVILEGED)],
+        ),
+    ],
+)
+def test_w1_privileged_beside_a_share_is_refused_by_name(found):
+    assert "'bad' is privileged" in refused(found)
+
+
+def test_privileged_without_a_share_is_left_alone():
+    found = pod(container(**PRIVILEGED))
+    assert admitted(found) == found
+
+
+@pytest.mark.parametrize("value", [False, None])
+def test_not_privileged_is_not_refused(value):
+    admitted(pod(container(limits={GPU: "1"}, securityContext={"privileged": value})))
+
+
+def test_w6_preset_node_is_refused():
+    assert "node 'n1'" in refused(pod(container(limits={GPU: "1"}), nodeName="n1"))
+    found = pod(container(), nodeName="n1")
+    assert admitted(found) == found
+
+
+def test_w10_host_pid_is_admitted():
+    found = pod(container(limits={GPU: "1"}), hostPID=True)
+    assert admitted(found)["spec"]["hostPID"] is True
+
+
+def test_pod_without_containers_is_refused():
+    assert "no containers" in refused(pod())
+    assert "no containers" in refused(pod(init=[container(limits={GPU: "1"})]))
+
+
+# --- what is not ours -------------------------------------------------------
+
+
+def test_w2_other_schedulers_pod_is_untouched():
+    found = pod(container(limits={GPU: "1", MEM: "16Gi"}), schedulerName="other")
+    assert admitted(found) == found
+    privileged = pod(container(limits={GPU: "1"}, **PRIVILEGED), schedulerName="other")
+    assert admitted(privileged) == privileged
+
+
+def test_label_ignore_leaves_a_pod_alone():
+    found = pod(
+        container(limits={GPU: "1"}),
+        metadata={"name": "p", "labels": {names.WEBHOOK_LABEL: names.WEBHOOK_IGNORE}},
+    )
+    assert admitted(found) == found
+
+
+@pytest.mark.parametrize("scheduler", [names.SCHEDULER_NAME, "other", None])
+@pytest.mark.parametrize("limits", [{GPU: "1", MEM: "5"}, {}])
+@pytest.mark.parametrize("part", ["annotations", "labels"])
+@pytest.mark.parametrize("ignore", [True, False])
+def test_forged_promises_are_removed_from_every_pod(scheduler, limits, part, ignore):
+    metadata = {"name": "p", part: dict.fromkeys(names.STACK_ANNOTATIONS, "x") | {"mine": "1"}}
+    if ignore:
+        metadata.setdefault("labels", {})[names.WEBHOOK_LABEL] = names.WEBHOOK_IGNORE
+    found = pod(container(limits=limits), metadata=metadata)
+    if scheduler:
+        found["spec"]["schedulerName"] = scheduler
+    after = admitted(found)["metadata"][part]
+    assert not set(after) & set(names.STACK_ANNOTATIONS)
+    assert after["mine"] == "1"
+
+
+def test_constraints_of_the_user_stay():
+    annotations = {names.USE_UUID: "GPU-a"}
+    found = pod(container(limits={GPU: "1"}), metadata={"name": "p", "annotations": annotations})
+    assert admitted(found)["metadata"]["annotations"] == annotations
+
+
+def test_unknown_fields_survive():
+    found = pod(container(limits={GPU: "1"}, future={"a": [1]}), brandNew={"x": None})
+    after = admitted(found)
+    assert after["spec"]["brandNew"] == {"x": None}
+    assert after["spec"]["containers"][0]["future"] == {"a": [1]}
+
+
+# --- environment (W5) -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        None,
+        [{"name": names.ENV_VISIBLE, "value": "all"}],
+        [{"name": names.ENV_VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+        [{"name": names.ENV_VISIBLE, "value": "all"}, {"name": names.ENV_VISIBLE, "value": "0"}],
+    ],
+)
+def test_w5_containers_without_a_share_see_no_card(env):
+    plain = container("plain") if env is None else container("plain", env=env)
+    found = pod(plain, container("gpu", limits={GPU: "1", MEM: "1"}))
+    on = DeviceConfig(overwriteEnv=True)
+    after = admitted(found, on)["spec"]["containers"]
+    assert after[0]["env"] == [{"name": names.ENV_VISIBLE, "value": "none"}]
+    assert "env" not in after[1]
+    alone = admitted(pod(plain), on)
+    assert alone["spec"]["containers"][0]["env"] == after[0]["env"]
+    assert "schedulerName" not in alone["spec"]
+    assert admitted(pod(plain)) == pod(plain)  # off by default
+
+
+# --- other requests ---------------------------------------------------------
+
+
+def test_w9_privileged_debug_container_of_a_gpu_pod_is_refused():
+    found = pod(
+        container(limits={GPU: "1"}),
+        schedulerName=names.SCHEDULER_NAME,
+        nodeName="n1",
+        ephemeralContainers=[container("debugger", **PRIVILEGED)],
+    )
+    more = {"operation": "UPDATE", "subResource": "ephemeralcontainers"}
+    assert "'debugger' is privileged" in refused(found, **more)
+    found["spec"]["ephemeralContainers"][0]["securityContext"]["privileged"] = False
+    assert admitted(found, **more) == found
+
+
+def test_w9_debug_container_of_other_pods_is_left_alone():
+    more = {"operation": "UPDATE", "subResource": "ephemeralcontainers"}
+    debugger = [container("debugger", **PRIVILEGED)]
+    for found in (
+        pod(container(), ephemeralContainers=debugger),
+        pod(container(), schedulerName=names.SCHEDULER_NAME, ephemeralContainers=debugger),
+    ):
+        assert admitted(found, **more) == found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"operation": "UPDATE"},
+        {"operation": "DELETE", "object": None},
+        {"resource": {"resource": "services"}},
+        {"subResource": "binding"},
+    ],
+)
+def test_other_requests_are_allowed_unchanged(more):
+    found = pod(container(limits={GPU: "1"}))
+    answer = review(envelope(found) | {"request": envelope(found)["request"] | more}, CONFIG)
+    assert answer["response"] == {"uid": "u-1", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"{}", b'{"kind":"AdmissionReview"}',
+        b'{"kind":"AdmissionReview","request":{}}', b'{"kind":"Pod","request":{"uid":"1"}}',
+        b'{"kind":"AdmissionReview","request":{"uid":5}}', b"[" * 100_000,
+        b'{"kind":"AdmissionReview","request":{"uid":"1","object":{"spec":{"containers":[{"x":'
+        + b"[" * 900 + b"]" * 900 + b"}]}}}}",
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_malformed_bodies_are_refused_as_such(body):
+    with pytest.raises(CodecError):
+        answer_bytes(body, CONFIG)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None, [], "pod", {}, {"spec": None}, {"spec": []}, {"spec": {"containers": {}}},
+        {"spec": {"containers": [None]}}, {"spec": {"containers": ["x"]}},
+        {"spec": {"containers": [{"resources": [1]}]}},
+        {"spec": {"containers": [{"resources": {"limits": [1]}}]}},
+        {"spec": {"containers": [{"resources": {"limits": {GPU: {"a": 1}}}}]}},
+        {"spec": {"containers": [{"env": {"a": 1}, "resources": {"limits": {
+            GPU: "1", names.RESOURCE_PRIORITY: "1"}}}]}},
+    ],
+)  # fmt: skip
+def test_misshapen_pods_are_refused_with_a_reason(found):
+    assert refused(found)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+shapes = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": json_values
+        | st.fixed_dictionaries({}, optional={"labels": json_values, "annotations": json_values}),
+        "spec": json_values
+        | st.fixed_dictionaries(
+            {"containers": st.lists(st.fixed_dictionaries({}, optional={
+                "name": json_values, "env": json_values, "securityContext": json_values,
+                "resources": json_values | st.fixed_dictionaries(
+                    {"limits": st.dictionaries(
+                        st.sampled_from([GPU, MEM, PCT, CORES]), json_values)}
+                ),
+            }), max_size=2)},
+            optional={"initContainers": json_values, "schedulerName": json_values,
+                      "nodeName": json_values, "ephemeralContainers": json_values},
+        ),
+    },
+)  # fmt: skip
+
+
+@given(shapes, st.booleans(), st.sampled_from(["CREATE", "UPDATE"]))
+def test_every_pod_is_answered_and_every_patch_applies(found, overwrite, operation):
+    config = DeviceConfig(overwriteEnv=overwrite)
+    more = {"operation": operation}
+    if operation == "UPDATE":
+        more["subResource"] = "ephemeralcontainers"
+    answer = json.loads(answer_bytes(json.dumps(envelope(found, **more)).encode(), config))
+    if answer["response"]["allowed"] and "patch" in answer["response"]:
+        apply_patch(found, json.loads(base64.b64decode(answer["response"]["patch"])))
+    elif not answer["response"]["allowed"]:
+        assert answer["response"]["status"]["message"]
+
+
+@given(json_values, json_values)
+def test_difference_applied_gives_the_new_document(old, new):
+    patch = difference({"x": old}, {"x": new})
+    after = apply_patch({"x": old}, patch)
+    assert json.dumps(after, sort_keys=True) == json.dumps({"x": new}, sort_keys=True)
