@@ -1,4 +1,8 @@
-"""The runtime library on a fake driver: each script in a process of its own."""
+"""The runtime library on a fake driver: each script in a process of its own.
+
+Everything runs twice: on the built library, and on one with address and
+undefined-behaviour sanitizers.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import pytest
 from testbed.native import artifacts
 
 HERE = Path(__file__).parent
+SOURCES = HERE.parents[2] / "testbed" / "native" / "runtime"
 #: Loads both libraries; scripts use `rt`, `driver` and `log()`.
 PRELUDE = """
 import ctypes as c, os, sys
@@ -47,24 +52,42 @@ def runtime_library() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the fake libcuda.so.1."""
-    folder = tmp_path_factory.mktemp("driver")
-    subprocess.run(
-        ["gcc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror",
-         "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
-         HERE / "fake_driver.c"],
-        check=True,
-        timeout=60,
+def sanitized_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("sanitized") / "libcudart.so.13"
+    gcc(
+        "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
+        "-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={SOURCES / 'libcudart.map'}",
+        "-Wl,-Bsymbolic", "-o", target, *sorted(SOURCES.glob("*.c")),
     )  # fmt: skip
-    return folder
+    return target
+
+
+def gcc(*arguments: object) -> None:
+    flags = ("-std=gnu11", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
+    subprocess.run(["gcc", *flags, *map(str, arguments)], check=True, timeout=120)
 
 
 @pytest.fixture(scope="session")
-def script(fake_driver: Path, runtime_library: Path) -> Callable[..., str]:
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the fake libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("driver")
+    gcc("-g", "-O1", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1",
+        HERE / "fake_driver.c")  # fmt: skip
+    return folder
+
+
+@pytest.fixture(params=["plain", "sanitized"])
+def script(request: pytest.FixtureRequest, fake_driver: Path) -> Callable[..., str]:
     """Run Python text with both libraries; its output, or AssertionError with its errors."""
+    sanitized = request.param == "sanitized"
+    library = request.getfixturevalue("sanitized_library" if sanitized else "runtime_library")
 
     def run(text: str, driver: Path = fake_driver, prelude: str = PRELUDE, **env: str) -> str:
+        preload = [env.pop("LD_PRELOAD", "")]
+        if sanitized:
+            # First, since it must come before all else; Python itself leaks at its end.
+            preload.insert(0, _libasan())
+            env |= {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
         done = subprocess.run(
             [sys.executable, "-c", prelude + text],
             capture_output=True,
@@ -72,7 +95,8 @@ def script(fake_driver: Path, runtime_library: Path) -> Callable[..., str]:
             timeout=60,
             env={
                 **os.environ,
-                "LD_LIBRARY_PATH": f"{driver}:{runtime_library.parent}",
+                "LD_LIBRARY_PATH": f"{driver}:{library.parent}",
+                "LD_PRELOAD": ":".join(filter(None, preload)),
                 **env,
             },
         )
@@ -80,3 +104,10 @@ def script(fake_driver: Path, runtime_library: Path) -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+def _libasan() -> str:
+    done = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
