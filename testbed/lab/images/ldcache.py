@@ -115,11 +115,9 @@ def _run(folder: Path, environment: Path | None) -> None:
     if unshare is None or ldconfig is None:
         raise MissingTool(what, why="unshare or ldconfig is missing", hint="testbed doctor")
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    script: list[str | Path] = ["sh", "-euc", _SCRIPT, "sh", folder, environment or "", ldconfig]
     command.run(
-        [
-            *(unshare, *user, "--mount", "sh", "-euc", _SCRIPT, "sh"),
-            *(folder, environment or "", ldconfig),
-        ],
+        [unshare, *user, "--mount", *script],
         what=what,
         timeout_s=_LDCONFIG_S,
         environ=_environ(os.environ),

