@@ -2,35 +2,40 @@
 
 The only importer of the official client here. That one is used for what it does
 well (kubeconfig, credentials, TLS); its typed models are avoided, since they drop
-fields they do not know and refuse valid objects. ``exec`` is kubectl's, in a process
-with a deadline: the client's own stream can hang for ever (kubernetes-client/python
-#602, #1310).
+fields they do not know and refuse valid objects.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import json
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-from urllib.parse import quote, urlencode, urlsplit
+from typing import Literal
+from urllib.parse import quote, urlencode
 
 import urllib3
 import yaml
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, load_kube_config
 
-from testbed.errors import ClusterError, MissingTool, WaitTimeout
+from testbed.errors import ClusterError, WaitTimeout
+from testbed.lab import kubectl as kubectl_exec
+from testbed.lab.kubectl import ExecResult
+from testbed.lab.kubetypes import (
+    ApiError,
+    Event,
+    Object,
+    Objects,
+    Resource,
+    Unreachable,
+    api_error,
+    group_path,
+    is_loopback,
+    named,
+)
 
-#: A Kubernetes object as the API server writes it.
-Object = dict[str, Any]
-Objects = list[Object]
+__all__ = ["ApiError", "Event", "ExecResult", "Kube", "Object", "Objects", "Unreachable"]
 
 FIELD_MANAGER = "vgpu-testbed"
 
@@ -46,49 +51,6 @@ _PATCH_TYPES = {
     "strategic": "application/strategic-merge-patch+json",
     "json": "application/json-patch+json",
 }
-
-
-class ApiError(ClusterError):
-    """The API server refused a request.
-
-    Attributes:
-        status: The HTTP status.
-        reason: The machine-readable reason, such as ``NotFound`` or ``Conflict``.
-        message: The server's own words.
-    """
-
-    def __init__(self, what: str, *, status: int, reason: str, message: str) -> None:
-        self.status = status
-        self.reason = reason
-        self.message = message
-        super().__init__(what, why=message or f"HTTP status {status}")
-
-
-class Unreachable(ClusterError):
-    """The API server does not answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What a command in a container gave."""
-
-    rc: int
-    stdout: str
-    stderr: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One event of a watch; ``kind`` is ADDED, MODIFIED, DELETED or BOOKMARK."""
-
-    kind: str
-    object: Object
-
-
-@dataclass(frozen=True, slots=True)
-class _Resource:
-    plural: str
-    namespaced: bool
 
 
 class Kube:
@@ -132,13 +94,13 @@ class Kube:
             ) from error
         self.server: str = configuration.host
         # kubectl never sends a loopback address through HTTPS_PROXY; nor do we.
-        if _is_loopback(self.server):
+        if is_loopback(self.server):
             configuration.proxy = None
         # A refused connection is tried once more, and so is a read whose kept-alive
         # connection the server had closed; never a write that may have been done.
         configuration.retries = urllib3.Retry(total=1, redirect=0, status=0, backoff_factor=0.1)
         self._api = ApiClient(configuration=configuration)
-        self._resources: dict[str, dict[str, _Resource]] = {}
+        self._resources: dict[str, dict[str, Resource]] = {}
 
     def close(self) -> None:
         """Close the connections."""
@@ -158,7 +120,7 @@ class Kube:
             ApiError: it does not exist, or may not be read.
         """
         path = self._path(api_version, kind, name, namespace)
-        return self._json("GET", path, what=_named(kind, name, namespace) + " cannot be read")
+        return self._json("GET", path, what=named(kind, name, namespace) + " cannot be read")
 
     def find(
         self, api_version: str, kind: str, name: str, namespace: str | None = None
@@ -204,7 +166,7 @@ class Kube:
         return self._json(
             "POST",
             path,
-            what=_named(manifest["kind"], meta.get("name", ""), meta.get("namespace"))
+            what=named(manifest["kind"], meta.get("name", ""), meta.get("namespace"))
             + " cannot be created",
             query=_write_query(dry_run),
             body=manifest,
@@ -224,7 +186,7 @@ class Kube:
                 self._json(
                     "PATCH",
                     path,
-                    what=_named(manifest["kind"], name, namespace) + " cannot be applied",
+                    what=named(manifest["kind"], name, namespace) + " cannot be applied",
                     query={"force": "true", **_write_query(dry_run)},
                     body=json.dumps(manifest).encode(),
                     content_type="application/apply-patch+yaml",
@@ -251,7 +213,7 @@ class Kube:
         return self._json(
             "PATCH",
             path,
-            what=_named(kind, name, namespace) + " cannot be patched",
+            what=named(kind, name, namespace) + " cannot be patched",
             query=_write_query(dry_run),
             body=body,
             content_type=_PATCH_TYPES[strategy],
@@ -275,7 +237,7 @@ class Kube:
         if grace_s is not None:
             body["gracePeriodSeconds"] = grace_s
         path = self._path(api_version, kind, name, namespace)
-        what = _named(kind, name, namespace) + " cannot be deleted"
+        what = named(kind, name, namespace) + " cannot be deleted"
         try:
             self._json("DELETE", path, what=what, body=body)
         except ApiError as error:
@@ -341,7 +303,7 @@ class Kube:
                     if condition.get("status") == "True" and condition.get("message")
                 ]
                 raise WaitTimeout(
-                    f"{_named(kind, name, namespace)} still exists after {timeout_s:g} s",
+                    f"{named(kind, name, namespace)} still exists after {timeout_s:g} s",
                     why="; ".join(waiting) or f"finalizers: {meta.get('finalizers', [])}",
                 )
             time.sleep(0.2)
@@ -379,32 +341,14 @@ class Kube:
             MissingTool: there is no kubectl.
             WaitTimeout: the command ran past its time.
         """
-        argv = [str(self._kubectl_path()), "--kubeconfig", str(self.kubeconfig)]
-        if self.context:
-            argv += ["--context", self.context]
-        argv += ["exec", "-n", namespace, pod]
-        if container:
-            argv += ["-c", container]
-        if stdin is not None:
-            argv.append("-i")
-        argv += ["--", *command]
-        try:
-            done = subprocess.run(
-                argv,
-                input=stdin,
-                stdin=subprocess.DEVNULL if stdin is None else None,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise WaitTimeout(
-                f"command {' '.join(command)!r} in pod {namespace}/{pod} ran past {timeout_s:g} s",
-                why=_text(error.stderr)[-1000:] or "it printed nothing to standard error",
-            ) from error
-        return ExecResult(rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        where = kubectl_exec.Target(
+            kubeconfig=self.kubeconfig,
+            context=self.context,
+            namespace=namespace,
+            pod=pod,
+            container=container,
+        )
+        return kubectl_exec.run(self._kubectl, where, command, stdin=stdin, timeout_s=timeout_s)
 
     def pod_proxy(
         self,
@@ -432,16 +376,6 @@ class Kube:
         return str(found["gitVersion"])
 
     # --- below -----------------------------------------------------------------
-    def _kubectl_path(self) -> Path:
-        found = self._kubectl or shutil.which("kubectl")
-        if found is None or not Path(found).exists():
-            raise MissingTool(
-                "kubectl is needed to run a command in a pod",
-                why=f"{found} does not exist" if found else "it is not on PATH",
-                hint="bring the testbed's own cluster up once (`testbed up`), it brings kubectl",
-            )
-        return Path(found)
-
     def _path(
         self,
         api_version: str,
@@ -452,27 +386,27 @@ class Kube:
         write: bool = False,
     ) -> str:
         resource = self._resource(api_version, kind)
-        parts = [_group_path(api_version)]
+        parts = [group_path(api_version)]
         if resource.namespaced:
             if namespace:
                 parts += ["namespaces", quote(namespace)]
             elif name is not None or write:
-                raise ClusterError(f"{_named(kind, name or '', None)} needs a namespace")
+                raise ClusterError(f"{named(kind, name or '', None)} needs a namespace")
         elif namespace and kind != "Namespace":
-            raise ClusterError(f"{_named(kind, name or '', None)} belongs to no namespace")
+            raise ClusterError(f"{named(kind, name or '', None)} belongs to no namespace")
         parts.append(resource.plural)
         if name is not None:
             parts.append(quote(name))
         return "/".join(parts)
 
-    def _resource(self, api_version: str, kind: str) -> _Resource:
+    def _resource(self, api_version: str, kind: str) -> Resource:
         known = self._resources.get(api_version)
         if known is None:
             found = self._json(
-                "GET", _group_path(api_version), what=f"the server does not know {api_version}"
+                "GET", group_path(api_version), what=f"the server does not know {api_version}"
             )
             known = {
-                item["kind"]: _Resource(item["name"], bool(item["namespaced"]))
+                item["kind"]: Resource(item["name"], bool(item["namespaced"]))
                 for item in found["resources"]
                 if "/" not in item["name"]  # sub-resources
             }
@@ -497,7 +431,7 @@ class Kube:
         rest = b""
         try:
             if response.status >= 400:
-                raise _api_error(f"{path} cannot be watched", response.status, response.data)
+                raise api_error(f"{path} cannot be watched", response.status, response.data)
             for chunk in response.stream(amt=None, decode_content=True):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -551,7 +485,7 @@ class Kube:
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
         if response.status >= 400:
-            raise _api_error(what, response.status, data)
+            raise api_error(what, response.status, data)
         return data
 
     def _open(
@@ -588,38 +522,8 @@ class Kube:
         )
 
 
-def _api_error(what: str, status: int, data: bytes) -> ApiError:
-    reason, message = "", data.decode(errors="replace").strip()
-    with contextlib.suppress(ValueError):
-        answer = json.loads(data)
-        if isinstance(answer, dict) and answer.get("kind") == "Status":
-            reason, message = str(answer.get("reason", "")), str(answer.get("message", ""))
-    return ApiError(what, status=status, reason=reason, message=message[:4000])
-
-
-def _group_path(api_version: str) -> str:
-    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-
-
-def _named(kind: str, name: str, namespace: str | None) -> str:
-    return f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}".rstrip()
-
-
 def _write_query(dry_run: bool) -> dict[str, str]:
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
     if dry_run:
         query["dryRun"] = "All"
     return query
-
-
-def _is_loopback(server: str) -> bool:
-    host = urlsplit(server).hostname or ""
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
-
-
-def _text(data: str | bytes | None) -> str:
-    return data.decode(errors="replace") if isinstance(data, bytes) else data or ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from testbed.errors import ClusterError
@@ -73,7 +73,8 @@ def diagnose(kube: Kube, namespace: str) -> str:
         for container in _containers(pod):
             if not container.get("ready"):
                 lines += _log(kube, namespace, pod, container)
-    lines += _events(kube, namespace)
+    fine = {pod["metadata"]["name"] for pod in pods if pod_ready(pod)}
+    lines += _events(kube, namespace, fine)
     return "\n".join(lines)
 
 
@@ -122,12 +123,14 @@ def _log(kube: Kube, namespace: str, pod: Object, container: Object) -> list[str
     return [f"    {container['name']} | {line}" for line in text.splitlines()[-_LOG_LINES:]]
 
 
-def _events(kube: Kube, namespace: str) -> list[str]:
+def _events(kube: Kube, namespace: str, fine: Container[str]) -> list[str]:
     try:
         # core/v1: items of events.k8s.io can hold a null time that clients choke on.
         events = kube.list("v1", "Event", namespace, fields="type=Warning")
     except ClusterError as error:
         return [f"(events cannot be listed: {error.why or error.what})"]
+    # What a pod that is ready by now had to say on its way there is noise.
+    events = [e for e in events if (e.get("involvedObject") or {}).get("name") not in fine]
     events.sort(key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
     lines = []
     for event in events[-_EVENTS:]:

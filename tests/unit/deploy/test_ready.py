@@ -178,6 +178,9 @@ def test_diagnosis_has_states_events_and_logs() -> None:
         reason="FailedMount",
         message="hostPath type check failed",
     )
+    about = {"kind": "Pod", "name": "fine"}
+    kube.add("Event", "e2", NS, involvedObject=about, reason="Unhealthy", message="early probe")
+    assert "early probe" not in diagnose(kube, NS)
     lines = diagnose(kube, NS).splitlines()
     assert "pod fine: ready" in lines
     assert "    plugin | line 29" in lines and "    plugin | line 19" not in lines

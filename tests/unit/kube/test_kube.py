@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from testbed.errors import ClusterError, MissingTool, WaitTimeout
-from testbed.lab import kube as kube_module
+from testbed.lab import kubectl as kubectl_module
 from testbed.lab.kube import ApiError, Event, Kube, Unreachable
 
 RESOURCES = {
@@ -342,7 +342,7 @@ def test_exec_ends_at_its_deadline(tmp_path: Path) -> None:
 
 
 def test_exec_without_kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_module.shutil, "which", lambda _: None)
+    monkeypatch.setattr(kubectl_module.shutil, "which", lambda _: None)
     with (
         Kube(write_kubeconfig(tmp_path, "http://127.0.0.1:1")) as kube,
         pytest.raises(MissingTool, match="kubectl"),
