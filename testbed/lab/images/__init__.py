@@ -139,8 +139,10 @@ def _file(name: str, path: Path) -> archive.Entry:
 
 
 def _native(stack_env: Path) -> Path:
-    (folder,) = stack_env.glob("lib/python3.*/site-packages/testbed/native/lib")
-    return folder
+    found = list(stack_env.glob("lib/python3.*/site-packages/testbed/native/lib"))
+    if len(found) != 1:
+        raise TestbedError("the project's wheel holds no native libraries", artifacts=stack_env)
+    return found[0]
 
 
 def _library(native: Path, name: str) -> Path:
