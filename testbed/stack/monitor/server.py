@@ -51,6 +51,8 @@ class Monitor:
         self._ring = Ring(keep_s=KEEP_S)
         self._readings: dict[str, CardReading] = {}
         self._errors: dict[str, str] = {}
+        #: Where the answers are served once ``run`` has begun.
+        self.http_port = 0
         if self._processes.anchor is None:
             _log.warning("not in a pod of kubelet: processes are told by their cgroups alone")
 
@@ -58,12 +60,13 @@ class Monitor:
         """Sample until told to stop."""
         routes = {"/v1/cards": self._cards, "/metrics": self._metrics, "/healthz": self._healthz}
         http = HttpServer(("", self._options.port), routes)
+        self.http_port = http.port
         _log.info(
             "sampling source=%s cards=%s period=%.3gs port=%d",
             self._source,
             ",".join(device.uuid for device in self._devices),
             self._options.period_s,
-            http.port,
+            self.http_port,
         )
         try:
             due = time.monotonic()
