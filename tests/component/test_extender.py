@@ -1,0 +1,583 @@
+"""The extender between a real kube-scheduler and a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+import uuid
+
+import pytest
+import trustme
+import yaml
+
+from testbed.stack import names
+from testbed.stack.codec import decode_pod_shares, encode_register
+from testbed.stack.extender.api import Api, ApiError
+from testbed.stack.extender.connection import from_kubeconfig
+from testbed.stack.extender.handler import binding, expire_patch
+from testbed.stack.extender.reservations import Reservation
+from testbed.stack.model import Card, PodKey, Share
+
+GPU, MEM, CORES = names.RESOURCE_COUNT, names.RESOURCE_MEMORY, names.RESOURCE_CORES
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+#: The rights of the extender, all of them (design decision 17).
+RULES = [
+    {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods/binding"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+]
+
+
+class Stack:
+    """One extender and one kube-scheduler, with a plugin that answers at once."""
+
+    def __init__(self, plane, processes, tools, python):
+        self.plane, self.processes, self.tools, self.python = plane, processes, tools, python
+        self.port, self.observe_port = tools.free_port(), tools.free_port()
+        self.serving = plane.serving("extender")
+        plane.identity("vgpu-extender")
+        self.client = plane.identity("system:kube-scheduler", "system:kube-scheduler")
+        self.kubeconfig = plane.kubeconfig_of("vgpu-extender")
+
+    def start(self):
+        self.grant(RULES)
+        self.plane.request(
+            "POST",
+            f"{RBAC}/clusterrolebindings",
+            {
+                "metadata": {"name": "vgpu-extender"},
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": "ClusterRole",
+                    "name": "vgpu-extender",
+                },
+                "subjects": [{"kind": "User", "name": "vgpu-extender"}],
+            },
+        )
+        self.start_extender()
+        self.start_scheduler()
+
+    def grant(self, rules):
+        role = {"metadata": {"name": "vgpu-extender"}, "rules": rules}
+        try:
+            self.plane.request("PUT", f"{RBAC}/clusterroles/vgpu-extender", role)
+        except self.tools.ApiStatus as error:
+            assert error.status == 404
+            self.plane.request("POST", f"{RBAC}/clusterroles", role)
+
+    def start_extender(self):
+        cert, key = self.serving
+        self.processes.start(
+            "extender", self.python, "-m", "testbed.stack.extender",
+            f"--kubeconfig={self.kubeconfig}", f"--cert={cert}", f"--key={key}",
+            f"--client-ca={self.plane.ca}", f"--port={self.port}",
+            "--observe-host=127.0.0.1", f"--observe-port={self.observe_port}",
+            "--log-level=debug",
+        )  # fmt: skip
+        self.wait_synced()
+
+    def wait_synced(self):
+        def ready():
+            self.processes.check()
+            try:
+                return self.observe("/readyz") == "ok"
+            except OSError:
+                return False
+
+        self.tools.wait_for(ready, 30, "the extender has read everything")
+
+    def start_scheduler(self):
+        cert, key = self.client
+        managed = (*names.RESOURCES,)
+        kubeconfig = self.plane.kubeconfig_of("system:kube-scheduler")
+        configuration = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(kubeconfig),
+                                 "qps": 500, "burst": 1000},
+            "leaderElection": {"leaderElect": False},
+            "percentageOfNodesToScore": 100,
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 2,
+            "profiles": [{"schedulerName": names.SCHEDULER_NAME}],
+            "extenders": [
+                {
+                    "urlPrefix": f"https://127.0.0.1:{self.port}",
+                    "filterVerb": "filter",
+                    "bindVerb": "bind",
+                    "weight": 1,
+                    "enableHTTPS": True,
+                    "nodeCacheCapable": True,
+                    "httpTimeout": "30s",
+                    "tlsConfig": {
+                        "caFile": str(self.plane.ca),
+                        "certFile": str(cert),
+                        "keyFile": str(key),
+                    },
+                    "managedResources": [
+                        {"name": name, "ignoredByScheduler": True} for name in managed
+                    ],
+                }
+            ],
+        }  # fmt: skip
+        path = self.plane.folder / "scheduler.yaml"
+        path.write_text(yaml.safe_dump(configuration))
+        port = self.tools.free_port()
+        self.processes.start(
+            "scheduler", self.plane.tools / "kube-scheduler", f"--config={path}",
+            "--bind-address=127.0.0.1", f"--secure-port={port}",
+            "--authentication-skip-lookup=true", f"--cert-dir={self.plane.folder}",
+        )  # fmt: skip
+
+    def observe(self, path):
+        url = f"http://127.0.0.1:{self.observe_port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                raw = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.read().decode()
+        return raw if path in ("/readyz", "/healthz") else json.loads(raw)
+
+    def cards(self, node):
+        return self.observe("/debug/ledger")["nodes"][node]["cards"]
+
+    def wait_registered(self, node):
+        self.tools.wait_for(
+            lambda: node in self.observe("/debug/ledger")["nodes"], 20, f"{node} is registered"
+        )
+
+
+class Plugin(threading.Thread):
+    """Stands for all device plugins: says ``success`` to what is allocating, and notes
+    whether two pods of a node were ever allocating at one time."""
+
+    def __init__(self, plane):
+        super().__init__(daemon=True)
+        self.plane = plane
+        self.serving = True
+        self.stopping = False
+        self.together = []
+        self._allocating = {}
+
+    def run(self):
+        while not self.stopping:
+            try:
+                self._watch()
+            except (OSError, ValueError, urllib.error.HTTPError):
+                continue  # the API server is being restarted
+
+    def _watch(self):
+        found = self.plane.request("GET", "/api/v1/pods")
+        self._allocating.clear()
+        for pod in found["items"]:
+            self._see(pod)
+        version = found["metadata"]["resourceVersion"]
+        url = f"{self.plane.url}/api/v1/pods?watch=true&resourceVersion={version}&timeoutSeconds=5"
+        with urllib.request.urlopen(url, context=self.plane._tls, timeout=10) as stream:
+            for line in stream:
+                event = json.loads(line)
+                if event["type"] == "DELETED":
+                    self._drop(event["object"])
+                elif event["type"] in ("ADDED", "MODIFIED"):
+                    self._see(event["object"])
+
+    def _see(self, pod):
+        node = pod["spec"].get("nodeName")
+        phase = (pod["metadata"].get("annotations") or {}).get(names.POD_BIND_PHASE)
+        if not node or phase != names.PHASE_ALLOCATING:
+            self._drop(pod)
+            return
+        here = self._allocating.setdefault(node, set())
+        here.add(pod["metadata"]["uid"])
+        if len(here) > 1:
+            self.together.append((node, sorted(here)))
+        if self.serving:
+            self._answer(pod)
+
+    def _drop(self, pod):
+        for here in self._allocating.values():
+            here.discard(pod["metadata"]["uid"])
+
+    def _answer(self, pod):
+        metadata = pod["metadata"]
+        patch = {"metadata": {"annotations": {names.POD_BIND_PHASE: names.PHASE_SUCCESS}}}
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        try:
+            self.plane.request("PATCH", path, patch, "application/merge-patch+json")
+        except Exception as error:
+            if getattr(error, "status", None) != 404:  # deleted meanwhile
+                raise
+
+
+@pytest.fixture(scope="module")
+def stack(api_server, tools, python, tmp_path_factory):
+    processes = type(api_server.processes)(tmp_path_factory.mktemp("stack"))
+    found = Stack(api_server, processes, tools, python)
+    try:
+        found.start()
+        yield found
+    finally:
+        processes.stop_all()
+        for kind in ("clusterroles", "clusterrolebindings"):
+            try:
+                api_server.request("DELETE", f"{RBAC}/{kind}/vgpu-extender")
+            except tools.ApiStatus as error:
+                assert error.status == 404
+
+
+@pytest.fixture
+def plugin(api_server):
+    thread = Plugin(api_server)
+    thread.start()
+    yield thread
+    thread.stopping = True
+    thread.join(15)
+    assert not thread.is_alive()
+    assert thread.together == []
+
+
+@pytest.fixture
+def gpu_node(stack, nodes):
+    """Makes nodes with cards and waits until the extender knows them."""
+
+    def make(count=1, slots=10, mem=81920, wait=True):
+        prefix = uuid.uuid4().hex[:8]
+        cards = [
+            Card(uuid=f"GPU-{prefix}-{i}", index=i, slots=slots, mem_mib=mem,
+                 model="NVIDIA A100-SXM4-80GB")
+            for i in range(count)
+        ]  # fmt: skip
+        name = nodes({names.NODE_REGISTER: encode_register(cards)}, count, slots)
+        if wait:
+            stack.wait_registered(name)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def create(api_server, namespace):
+    """Creates pods for our scheduler, held to one node by a selector-like affinity."""
+
+    def make(name, node=None, mem=1000, cores=None, annotations=None, init=None):
+        def limits(mem):
+            found = {GPU: "1", MEM: str(mem)}
+            if cores is not None:
+                found[CORES] = str(cores)
+            return {"limits": found}
+
+        spec = {
+            "schedulerName": names.SCHEDULER_NAME,
+            "containers": [{"name": "main", "image": "i", "resources": limits(mem)}],
+        }
+        if init:
+            spec["initContainers"] = [{"name": "init", "image": "i", "resources": limits(init)}]
+        if node:
+            term = {"key": "metadata.name", "operator": "In", "values": [node]}
+            spec["affinity"] = {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchFields": [term]}]
+                    }
+                }
+            }
+        return api_server.request(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/pods",
+            {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec},
+        )
+
+    return make
+
+
+def bound(pods):
+    return [pod for pod in pods if pod["spec"].get("nodeName")]
+
+
+def message(pod):
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition["message"]
+    return ""
+
+
+def annotations_of(pod):
+    return pod["metadata"].get("annotations") or {}
+
+
+def test_binding_carries_the_promise(api_server, stack, gpu_node, create, plugin, namespace, tools):
+    node = gpu_node(count=2)
+    create("a", node, mem=30720, cores=50, init=40000)
+    pod = tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 20, "a is bound")[0]
+    assert pod["spec"]["nodeName"] == node
+    found = annotations_of(pod)
+    init, main = decode_pod_shares(found[names.POD_ALLOCATED], 2)
+    assert (init[0].mem_mib, main[0].mem_mib, main[0].core_pct) == (40000, 30720, 50)
+    assert found[names.POD_TO_ALLOCATE] == found[names.POD_ALLOCATED]
+    assert found[names.POD_NODE] == node
+    assert found[names.POD_BIND_PHASE] in (names.PHASE_ALLOCATING, names.PHASE_SUCCESS)
+    assert abs(int(found[names.POD_TIME]) - int(found[names.POD_BIND_TIME])) <= 30
+    assert pod["metadata"]["labels"][names.POD_NODE] == node  # the server is 1.35 or later
+    charged = {card["uuid"]: card["mem_mib"]["used"] for card in stack.cards(node)}
+    assert sum(charged.values()) in (40000, 70720)  # on one card the larger, on two both
+
+
+@pytest.mark.timeout(180)
+def test_twenty_pods_race_for_ten_slots(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node(slots=10)
+    for i in range(20):
+        create(f"p{i}", node, mem=100)
+
+    def settled():
+        pods = api_server.pods(namespace)
+        waiting = [p for p in pods if "CardTimeSlicingExhausted" in message(p)]
+        return len(bound(pods)) + len(waiting) == 20 and pods
+
+    pods = tools.wait_for(settled, 90, "every pod is bound or told why not")
+    assert len(bound(pods)) == 10
+    assert "0/" in message(next(p for p in pods if message(p)))
+    (card,) = stack.cards(node)
+    assert card["slots"] == {"used": 10, "total": 10}
+    assert card["mem_mib"]["used"] == 1000
+    # A slot that is given back goes to one who waits.
+    api_server.delete_pod(namespace, bound(pods)[0]["metadata"]["name"])
+    tools.wait_for(lambda: len(bound(api_server.pods(namespace))) == 10, 30, "another pod is bound")
+    assert stack.cards(node)[0]["slots"]["used"] == 10
+    reasons = {
+        event["reason"]
+        for event in api_server.request("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+        if event["source"].get("component") == "vgpu-extender"
+    }
+    assert reasons == {"FilteringFailed"}
+
+
+def test_memory_of_a_card_is_never_promised_twice(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node(mem=24 * 1024)
+    for i in range(3):
+        create(f"p{i}", node, mem=12 * 1024)
+
+    def settled():
+        pods = api_server.pods(namespace)
+        waiting = [p for p in pods if "CardInsufficientMemory" in message(p)]
+        return (len(bound(pods)), len(waiting)) == (2, 1)
+
+    tools.wait_for(settled, 40, "two are bound and one waits")
+    assert stack.cards(node)[0]["mem_mib"] == {"used": 24576, "total": 24576}
+
+
+def test_forged_promises_are_overwritten_by_the_binding(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node()
+    create("a", node, annotations={names.POD_ALLOCATED: "GPU-x,NVIDIA,9,9:;", names.POD_NODE: "x"})
+    pod = tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 20, "a is bound")[0]
+    assert annotations_of(pod)[names.POD_NODE] == node
+    assert "GPU-x" not in annotations_of(pod)[names.POD_ALLOCATED]
+
+
+def test_use_gpuuuid_holds_a_pod_to_its_card(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node(count=3)
+    uuid_ = stack.cards(node)[1]["uuid"]
+    for name in ("a", "b"):
+        create(name, annotations={names.USE_UUID: uuid_})  # the card alone names the node
+        pod = tools.wait_for(lambda n=name: bound([api_server.pod(namespace, n)]), 20, name)[0]
+        assert pod["spec"]["nodeName"] == node
+        assert decode_pod_shares(annotations_of(pod)[names.POD_ALLOCATED])[0][0].uuid == uuid_
+
+
+@pytest.mark.timeout(180)
+def test_the_one_fitting_node_of_many_is_found_at_once(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    for _ in range(150):
+        gpu_node(mem=1000, wait=False)
+    node = gpu_node(mem=50000)
+    create("a", mem=40000)
+    pod = tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 20, "a is bound")[0]
+    assert pod["spec"]["nodeName"] == node
+    events = api_server.request("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+    assert [e for e in events if e["reason"] == "FailedScheduling"] == []
+
+
+def test_l2_failed_bindings_give_everything_back(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node()
+    stack.grant([rule for rule in RULES if rule["resources"] != ["pods/binding"]])
+    try:
+        create("a", node)
+
+        def told():
+            path = f"/api/v1/namespaces/{namespace}/events"
+            return [
+                event
+                for event in api_server.request("GET", path)["items"]
+                if event["reason"] == "BindingFailed"
+            ]
+
+        (event, *_) = tools.wait_for(told, 40, "the failure is told")
+        assert "403" in event["message"]
+        assert event["involvedObject"]["name"] == "a"
+        assert not api_server.pod(namespace, "a")["spec"].get("nodeName")
+
+        def free():
+            return stack.cards(node)[0]["slots"]["used"] == 0
+
+        tools.wait_for(free, 20, "the reservation is given back")
+    finally:
+        stack.grant(RULES)
+    tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 40, "a is bound after all")
+
+
+def test_extender_restart_rebuilds_the_ledger(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node()
+    create("a", node, mem=3000, cores=30)
+    tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 20, "a is bound")
+    before = stack.cards(node)
+    assert before[0]["mem_mib"]["used"] == 3000
+    stack.processes.stop("extender")
+    api_server.request("GET", "/readyz")
+    create("b", node, mem=3000, cores=30)
+    stack.start_extender()
+    tools.wait_for(lambda: bound([api_server.pod(namespace, "b")]), 60, "b is bound")
+    after = stack.cards(node)[0]
+    assert (after["mem_mib"]["used"], after["core_pct"]["used"]) == (6000, 60)
+
+
+@pytest.mark.timeout(240)
+def test_api_server_restart_is_survived(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node()
+    create("a", node, mem=3000)
+    tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 20, "a is bound")
+    api_server.processes.stop("kube-apiserver")
+    assert stack.observe("/healthz") == "ok"
+    api_server.start_api_server()
+    create("b", node, mem=4000)
+    tools.wait_for(lambda: bound([api_server.pod(namespace, "b")]), 60, "b is bound")
+    api_server.delete_pod(namespace, "a")
+    tools.wait_for(
+        lambda: stack.cards(node)[0]["mem_mib"]["used"] == 4000, 30, "a's share is given back"
+    )
+    other = gpu_node()  # waits until its registration was watched
+    assert stack.cards(other)
+
+
+# --- who may call -----------------------------------------------------------
+
+
+def call(stack, path, certificate=None, authority=None):
+    context = ssl.create_default_context(cafile=str(authority or stack.plane.ca))
+    if certificate:
+        context.load_cert_chain(*certificate)
+    request = urllib.request.Request(f"https://127.0.0.1:{stack.port}{path}")
+    if path in ("/filter", "/bind"):
+        request.data, request.method = b"{}", "POST"
+    try:
+        with urllib.request.urlopen(request, context=context, timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+@pytest.mark.parametrize("path", ["/filter", "/bind", "/debug/ledger", "/healthz"])
+def test_only_the_schedulers_certificate_is_let_in(stack, path, tmp_path):
+    assert call(stack, path, stack.client) == (200 if path.startswith(("/d", "/h")) else 400)
+    with pytest.raises((ssl.SSLError, OSError)):
+        call(stack, path)  # none at all
+    stranger = trustme.CA().issue_cert("x.test", common_name="system:kube-scheduler")
+    stranger.private_key_and_cert_chain_pem.write_to_path(tmp_path / "stranger.pem")
+    with pytest.raises((ssl.SSLError, OSError)):
+        call(stack, path, (tmp_path / "stranger.pem",))  # another authority's
+    assert call(stack, path, stack.plane.admin) == 403  # our authority's, another name
+
+
+def test_onlookers_can_look_and_nothing_else(stack):
+    assert stack.observe("/debug/reservations")["reservations"] == []
+    for path in ("/filter", "/bind"):
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{stack.observe_port}{path}", data=b"{}", method="POST"
+        )
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=5)
+        caught.value.close()
+        assert caught.value.code == 404
+
+
+# --- single calls against the real server -----------------------------------
+
+
+def test_expiry_patch_fails_where_the_pod_is_no_longer_allocating(
+    api_server, create, nodes, namespace
+):
+    node = nodes({})
+    made = create("x", "nowhere")
+    uid = made["metadata"]["uid"]
+    reservation = Reservation(
+        pod=PodKey(namespace=namespace, name="x", uid=uid),
+        node=node,
+        shares=((Share(uuid="GPU-0", mem_mib=5, core_pct=0),),),
+        kinds=(),
+        created=0,
+        created_unix=1,
+    )
+
+    async def scene():
+        api = Api(from_kubeconfig(api_server.kubeconfig))
+        try:
+            assert await api.version() >= (1, 35)
+            await api.bind(binding(reservation, 2, label=True))
+            with pytest.raises(ApiError) as again:
+                await api.bind(binding(reservation, 2, label=True))
+            assert again.value.status == 409
+            with pytest.raises(ApiError):
+                await api.patch_pod(namespace, "x", expire_patch("another uid"))
+            await api.patch_pod(namespace, "x", expire_patch(uid))
+            with pytest.raises(ApiError):
+                await api.patch_pod(namespace, "x", expire_patch(uid))
+            assert await api.read_pod(namespace, "absent") is None
+            return await api.read_pod(namespace, "x")
+        finally:
+            await api.close()
+
+    pod = asyncio.run(scene())
+    assert annotations_of(pod)[names.POD_BIND_PHASE] == names.PHASE_FAILED
+    assert pod["spec"]["nodeName"] == node
+
+
+def test_sigterm_ends_with_0_and_a_busy_port_with_2(stack, programs, python, tools):
+    cert, key = stack.serving
+    options = [
+        python, "-m", "testbed.stack.extender", f"--kubeconfig={stack.kubeconfig}",
+        f"--cert={cert}", f"--key={key}", f"--client-ca={stack.plane.ca}", "--observe-port=0",
+    ]  # fmt: skip
+    busy = programs.start("busy", *options, f"--port={stack.port}")
+    assert busy.wait(20) == 2
+    assert f"cannot listen on 127.0.0.1:{stack.port}" in programs.tail("busy")
+    port = tools.free_port()
+    process = programs.start("other", *options, f"--port={port}")
+
+    def listens():
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    tools.wait_for(listens, 20, "it serves")
+    process.terminate()
+    assert process.wait(10) == 0, programs.tail("other")
