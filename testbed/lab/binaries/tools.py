@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import MissingTool
+from testbed.errors import MissingTool, TestbedError
 from testbed.lab import command
 from testbed.lab.cluster.protocol import Progress
 
@@ -37,6 +38,8 @@ TOOLS = (
     Tool(name="nsenter", package="util-linux", purpose="namespaces"),
     Tool(name="mount", package="mount", purpose="mounts in the namespaces"),
     Tool(name="ldconfig", package="libc-bin", purpose="the containers' library cache"),
+    # gcc alone does not bring the headers: Debian only recommends them.
+    Tool(name="cc", package="gcc libc6-dev", purpose="this project's C libraries"),
     Tool(name="python3", package="python3", purpose="the interpreter inside containers"),
 )
 
@@ -88,24 +91,29 @@ def _install(missing: tuple[Tool, ...], progress: Progress) -> None:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise _refusal(missing)
     names = " ".join(sorted({tool.package for tool in missing}))
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"install {names}") as step:
-        if not any(_APT_LISTS.glob("*_Packages*")):
+
+        def apt_get(arguments: str, what: str) -> None:
             command.run(
-                ["apt-get", "update"],
-                what="cannot read the lists of packages",
+                ["apt-get", *arguments.split()],
+                what=what,
                 timeout_s=_INSTALL_S,
                 tell=step.update,
-                environ=environ,
+                environ={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
             )
-        command.run(
-            install_command(missing).split(),
-            what=f"cannot install {names}",
-            timeout_s=_INSTALL_S,
-            tell=step.update,
-            environ=environ,
-            hint="apt-get update, then try again",
-        )
+
+        def update() -> None:
+            apt_get("update", "cannot read the lists of packages")
+
+        def install() -> None:
+            apt_get(install_command(missing).removeprefix("apt-get "), f"cannot install {names}")
+
+        if any(_APT_LISTS.glob("*_Packages*")):
+            with contextlib.suppress(TestbedError):  # lists that are old name files that are gone
+                install()
+                return
+        update()
+        install()
 
 
 def _refusal(missing: tuple[Tool, ...], *, why: str = "") -> MissingTool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from testbed.errors import TestbedError
 from testbed.lab import binaries, cache
 from testbed.lab.cluster.protocol import Progress, Step
-from testbed.lab.images import archive, ldcache, rootfs, stack
+from testbed.lab.images import archive, ldcache, pytorch, rootfs, stack
 from testbed.lab.images.front import CONFIG_FILE, CONFIG_VARIABLE, configuration
 from testbed.lab.images.model import Bind, Image, find
 
@@ -47,8 +47,6 @@ def prepare(progress: Progress) -> tuple[Image, ...]:
     """
     programs = binaries.ensure(progress)
     stack_env = stack.prepare(progress)
-    from testbed.lab.images import pytorch
-
     torch_env = pytorch.prepare(progress)
     native = _native(stack_env)
     driver = [_library(native, name) for name in _DRIVER]

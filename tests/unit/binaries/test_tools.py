@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import MissingTool
+from testbed.errors import MissingTool, TestbedError
 from testbed.lab.binaries import tools
 from testbed.lab.progress import QuietProgress
 
@@ -89,6 +89,31 @@ def test_root_installs_what_is_missing(
     install = "noninteractive install --yes --no-install-recommends nftables"
     update = ["noninteractive update"] if fresh else []
     assert log.read_text().splitlines() == [*update, install]
+
+
+def test_old_lists_are_read_anew(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    everything(machine, but="nft")
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists/x_Packages").touch()
+    program(
+        machine / "apt-get",
+        f"[ $1 = update ] && echo > {tmp_path}/updated && exit\n"
+        f"[ -e {tmp_path}/updated ] || {{ echo 404 not found; exit 100; }}\n"
+        f"echo > {machine}/nft; /bin/chmod 755 {machine}/nft",
+    )
+    assert tools.ensure_tools(QUIET)["nft"] == machine / "nft"
+
+
+def test_what_apt_says_reaches_the_user(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    everything(machine, but="nft")
+    program(machine / "apt-get", "[ $1 = update ] || { echo E: no such package; exit 100; }")
+    with pytest.raises(TestbedError, match="cannot install nftables") as caught:
+        tools.ensure_tools(QUIET)
+    assert "E: no such package" in caught.value.why
 
 
 def test_an_installation_without_effect_is_said(
