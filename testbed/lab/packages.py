@@ -60,8 +60,22 @@ def install(
     )
 
 
-def build_wheel(source: Path, folder: Path, *, what: str, tell: Callable[[str], None]) -> Path:
+def build_wheel(
+    source: Path,
+    folder: Path,
+    *,
+    what: str,
+    tell: Callable[[str], None],
+    settings: Sequence[str] = (),
+) -> Path:
     """Build a source tree's wheel into a folder and return its path.
+
+    Args:
+        source: The tree.
+        folder: Where the wheel goes.
+        what: What could not be done if it fails, for the error.
+        tell: Called with each line of the builder.
+        settings: Of the build back-end, ``name=value``.
 
     Raises:
         MissingTool: neither uv nor pip is there.
@@ -69,16 +83,17 @@ def build_wheel(source: Path, folder: Path, *, what: str, tell: Callable[[str], 
     """
     uv = _uv()
     if uv:
-        arguments: list[str | Path] = [uv, "build", "--wheel", "--out-dir", folder, source]
+        arguments: list[str | Path] = [uv, "build", "--wheel", "--out-dir", folder]
     else:
-        arguments = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir"]
-        arguments += [folder, source]
+        arguments = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder]
+    for setting in settings:
+        arguments += ["-C", setting]
     command.run(
-        arguments,
+        [*arguments, source],
         what=what,
         timeout_s=_INSTALL_S,
         tell=tell,
-        hint="a C compiler must be installed (apt-get install gcc libc6-dev)",
+        hint="a package index must be reachable the first time",
     )
     (wheel,) = folder.glob("*.whl")
     return wheel

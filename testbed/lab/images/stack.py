@@ -18,12 +18,13 @@ from testbed.errors import TestbedError
 from testbed.lab import cache, packages
 from testbed.lab.cluster.protocol import Progress, Step
 from testbed.lab.images import venv
+from testbed.native import build as native_build
 
 PROJECT = "vgpu-testbed"
 EXTRA = "stack"
 
 #: Bumped when this module makes another environment from the same sources.
-_RECIPE = "1"
+_RECIPE = "2"
 _TOP_FILES = ("pyproject.toml", "LICENSE", "README.md")
 #: Build products beside the sources: they would change the key without changing the wheel.
 _PRODUCT_FOLDERS = ("__pycache__", "testbed/native/lib")
@@ -142,8 +143,15 @@ def _make(source: Path, base: Path, folder: Path, python: venv.SystemPython, ste
         target = tree / file.relative_to(source)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, target)
+    # The C parts are built by themselves, kept part by part: a wheel would compile all anew.
+    step.update("building the native libraries")
+    native = native_build.build()
     wheel = packages.build_wheel(
-        tree, scratch / "wheel", what="cannot build the project's wheel", tell=step.update
+        tree,
+        scratch / "wheel",
+        what="cannot build the project's wheel",
+        tell=step.update,
+        settings=["wheel.cmake=false"],
     )
     venv.copy(base, folder)
     packages.install(
@@ -153,8 +161,13 @@ def _make(source: Path, base: Path, folder: Path, python: venv.SystemPython, ste
         python=folder / "bin/python3",
         options=["--no-deps"],
     )
+    installed = venv.site_packages(folder, python) / "testbed"
+    (installed / "native/lib").mkdir()
+    for file in native.iterdir():
+        if file.is_file() and not file.name.startswith("."):
+            shutil.copy(file, installed / "native/lib" / file.name)
     shutil.rmtree(scratch)
-    venv.close(folder, step, venv.site_packages(folder, python) / "testbed")
+    venv.close(folder, step, installed)
 
 
 def _normal(name: str) -> str:
