@@ -1,25 +1,20 @@
 """Every manifest is accepted by a real API server; the client works against one.
 
-Only etcd and kube-apiserver run, as local processes; no controller, no node.
+Only etcd and kube-apiserver run; no controller, no node.
 """
 
 from __future__ import annotations
 
 import base64
-import os
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 import yaml
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from testbed.errors import ClusterError, DeployError, WaitTimeout
 from testbed.lab.deploy import (
@@ -31,6 +26,7 @@ from testbed.lab.deploy import (
     undeploy,
 )
 from testbed.lab.deploy import certificates as certs
+from testbed.lab.deploy.common import SELECTOR
 from testbed.lab.deploy.switch import read_config
 from testbed.lab.kube import ApiError, Kube, Unreachable
 from testbed.lab.progress import QuietProgress
@@ -42,177 +38,51 @@ VALUES = StackValues(
 _START_S = 60.0
 
 
-@dataclass(frozen=True)
-class Server:
-    kubeconfig: Path
-    folder: Path
+@pytest.fixture
+def kube(api_server: Any, tmp_path: Path) -> Iterator[Kube]:
+    """The client by a kubeconfig as providers write it, with everything in it."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(_kubeconfig(api_server.url, api_server.ca, *api_server.admin))
+    with Kube(path) as found:
+        yield found
+        # Else the pods of other tests would be shown to webhooks that are not there.
+        version, kind = "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"
+        for left in found.list(version, kind, labels=SELECTOR):
+            found.delete(version, kind, left["metadata"]["name"])
 
 
-def _binaries() -> Path:
-    if given := os.environ.get("VGPU_TESTBED_BIN"):
-        return Path(given)
-    from testbed.lab import binaries
+def _kubeconfig(server: str, ca: Path, cert: Path, key: Path) -> str:
+    def embedded(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
 
-    return Path(binaries.ensure(QuietProgress()).folder)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start etcd and kube-apiserver on loopback; stop them also when the start fails."""
-    tools, folder = _binaries(), tmp_path_factory.mktemp("api")
-    port, etcd = _free_port(), folder / "etcd.sock"
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    (folder / "sa.key").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    authority = trustme.CA()
-    serving = authority.issue_cert("127.0.0.1")
-    # With an identity: Go refuses the critical, empty one that is there without.
-    admin = authority.issue_cert(
-        "admin.test", common_name="admin", organization_name="system:masters"
-    )
-    authority.cert_pem.write_to_path(folder / "ca.crt")
-    serving.cert_chain_pems[0].write_to_path(folder / "api.crt")
-    serving.private_key_pem.write_to_path(folder / "api.key")
-    log = (folder / "log").open("wb")
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(*argv: str) -> None:
-        started.append(
-            subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=folder)
-        )
-
-    try:
-        start(
-            str(tools / "etcd"),
-            f"--data-dir={folder / 'etcd'}",
-            f"--listen-client-urls=unix://{etcd}",
-            f"--advertise-client-urls=unix://{etcd}",
-            f"--listen-peer-urls=unix://{folder / 'peer.sock'}",
-            f"--initial-advertise-peer-urls=unix://{folder / 'peer.sock'}",
-            f"--initial-cluster=default=unix://{folder / 'peer.sock'}",
-            "--unsafe-no-fsync",
-        )
-        start(
-            str(tools / "kube-apiserver"),
-            f"--etcd-servers=unix://{etcd}",
-            "--bind-address=127.0.0.1",
-            f"--secure-port={port}",
-            f"--tls-cert-file={folder / 'api.crt'}",
-            f"--tls-private-key-file={folder / 'api.key'}",
-            f"--client-ca-file={folder / 'ca.crt'}",
-            "--endpoint-reconciler-type=none",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--authorization-mode=RBAC",
-            "--allow-privileged=true",
-            "--service-account-issuer=https://test",
-            f"--service-account-key-file={folder / 'sa.key'}",
-            f"--service-account-signing-key-file={folder / 'sa.key'}",
-            # There is no controller that would make the accounts.
-            "--disable-admission-plugins=ServiceAccount",
-        )
-        kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(_kubeconfig(port, authority, admin))
-        _wait_ready(kubeconfig, started, folder / "log")
-        yield Server(kubeconfig=kubeconfig, folder=folder)
-    finally:
-        # Killed: the data is thrown away, and an orderly end takes a quarter of a minute.
-        for process in started:
-            process.kill()
-            process.wait()
-        log.close()
-        shutil.rmtree(folder / "etcd", ignore_errors=True)
-
-
-def _kubeconfig(port: int, authority: trustme.CA, user: trustme.LeafCert) -> str:
-    def embedded(blob: trustme.Blob) -> str:
-        return base64.b64encode(blob.bytes()).decode()
-
+    cluster = {"server": server, "certificate-authority-data": embedded(ca)}
+    user = {"client-certificate-data": embedded(cert), "client-key-data": embedded(key)}
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "t",
             "contexts": [{"name": "t", "context": {"cluster": "t", "user": "t"}}],
-            "clusters": [
-                {
-                    "name": "t",
-                    "cluster": {
-                        "server": f"https://127.0.0.1:{port}",
-                        "certificate-authority-data": embedded(authority.cert_pem),
-                    },
-                }
-            ],
-            "users": [
-                {
-                    "name": "t",
-                    "user": {
-                        "client-certificate-data": embedded(user.cert_chain_pems[0]),
-                        "client-key-data": embedded(user.private_key_pem),
-                    },
-                }
-            ],
+            "clusters": [{"name": "t", "cluster": cluster}],
+            "users": [{"name": "t", "user": user}],
         }
     )
-
-
-def _wait_ready(kubeconfig: Path, started: list[subprocess.Popen[bytes]], log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    with Kube(kubeconfig) as kube:
-        while True:
-            try:
-                kube.raw("/readyz")
-                # Made by the server a moment after it is ready.
-                if kube.find("v1", "Namespace", "default"):
-                    return
-            except ClusterError as error:
-                dead = [p.args for p in started if p.poll() is not None]
-                refused = isinstance(error, ApiError) and error.status == 401
-                if dead or refused or time.monotonic() > deadline:
-                    tail = log.read_text(errors="replace")[-3000:]
-                    raise AssertionError(f"no API server ({error}); ended: {dead}\n{tail}") from (
-                        error
-                    )
-            time.sleep(0.1)
-
-
-@pytest.fixture
-def kube(server: Server) -> Iterator[Kube]:
-    with Kube(server.kubeconfig) as found:
-        yield found
 
 
 def test_server_accepts_every_manifest(kube: Kube) -> None:
     values = replace(VALUES, namespace="vgpu-accepted", node_selector={"gpu": "on"})
     manifests = render(values, certs.make(values.namespace))
     kube.apply(manifests[:1])  # a dry run needs the namespace
-    try:
-        assert len(kube.apply(manifests, dry_run=True)) == len(manifests)
-        assert kube.find("apps/v1", "DaemonSet", "vgpu-plugin", values.namespace) is None
-        applied = kube.apply(manifests)
-        for sent, stored in zip(manifests, applied, strict=True):
-            assert stored["metadata"]["name"] == sent["metadata"]["name"]
-        # Once more: nothing has changed, so no object has a new version.
-        again = kube.apply(manifests)
-        assert [o["metadata"]["resourceVersion"] for o in again] == [
-            o["metadata"]["resourceVersion"] for o in applied
-        ]
-    finally:
-        kube.delete(
-            "admissionregistration.k8s.io/v1",
-            "MutatingWebhookConfiguration",
-            "vgpu-accepted-webhook",
-        )
+    assert len(kube.apply(manifests, dry_run=True)) == len(manifests)
+    assert kube.find("apps/v1", "DaemonSet", "vgpu-plugin", values.namespace) is None
+    applied = kube.apply(manifests)
+    for sent, stored in zip(manifests, applied, strict=True):
+        assert stored["metadata"]["name"] == sent["metadata"]["name"]
+    # Once more: nothing has changed, so no object has a new version.
+    again = kube.apply(manifests)
+    assert [o["metadata"]["resourceVersion"] for o in again] == [
+        o["metadata"]["resourceVersion"] for o in applied
+    ]
 
 
 @pytest.mark.parametrize("access", ["privileged", "runtime-class"])
@@ -354,11 +224,20 @@ def test_version_and_unknown_kinds(kube: Kube) -> None:
         kube.get("v1", "Node", "x", "default")
 
 
-def test_server_that_is_gone(tmp_path: Path) -> None:
-    kubeconfig = tmp_path / "kubeconfig"
-    authority = trustme.CA()
-    kubeconfig.write_text(_kubeconfig(_free_port(), authority, authority.issue_cert("x.test")))
-    with Kube(kubeconfig) as kube, pytest.raises(Unreachable, match="refused"):
+def test_server_that_is_gone(api_server: Any, tools: Any, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    server = f"https://127.0.0.1:{tools.free_port()}"
+    path.write_text(_kubeconfig(server, api_server.ca, *api_server.admin))
+    with Kube(path) as kube, pytest.raises(Unreachable, match="refused"):
+        kube.version()
+
+
+def test_server_of_another_authority(api_server: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.crt"
+    trustme.CA().cert_pem.write_to_path(other)
+    path = tmp_path / "kubeconfig"
+    path.write_text(_kubeconfig(api_server.url, other, *api_server.admin))
+    with Kube(path) as kube, pytest.raises(ClusterError, match="certificate verify failed"):
         kube.version()
 
 

@@ -30,16 +30,10 @@ from testbed.lab.deploy.common import (
 from testbed.lab.deploy.values import StackValues
 from testbed.stack import names
 
-_NOT_IGNORED = {
-    "key": names.WEBHOOK_LABEL,
-    "operator": "NotIn",
-    "values": [names.WEBHOOK_IGNORE],
-}
-
 
 def webhook(values: StackValues, *, config_digest: str, certificates_digest: str) -> list[Object]:
     """Return Service and Deployment."""
-    probe = http_probe(names.PORT_WEBHOOK, "/healthz", scheme="HTTPS", period_s=2)
+    port = names.PORT_WEBHOOK
     return [
         {
             "apiVersion": "v1",
@@ -51,7 +45,7 @@ def webhook(values: StackValues, *, config_digest: str, certificates_digest: str
                     {
                         "name": "https",
                         "port": 443,
-                        "targetPort": names.PORT_WEBHOOK,
+                        "targetPort": port,
                         "protocol": "TCP",
                     }
                 ],
@@ -84,13 +78,17 @@ def webhook(values: StackValues, *, config_digest: str, certificates_digest: str
                                 "command": program(
                                     "webhook",
                                     f"--config={CONFIG_FILE}",
-                                    f"--port={names.PORT_WEBHOOK}",
+                                    f"--port={port}",
                                     f"--cert={CERTIFICATES_FOLDER}/{CERT_KEY}",
                                     f"--key={CERTIFICATES_FOLDER}/{KEY_KEY}",
                                 ),
-                                "ports": [{"name": "https", "containerPort": names.PORT_WEBHOOK}],
-                                "readinessProbe": probe,
-                                "livenessProbe": late({**probe, "periodSeconds": 10}),
+                                "ports": [{"name": "https", "containerPort": port}],
+                                "readinessProbe": http_probe(
+                                    port, "/healthz", scheme="HTTPS", period_s=2
+                                ),
+                                "livenessProbe": late(
+                                    http_probe(port, "/healthz", scheme="HTTPS", period_s=10)
+                                ),
                                 "resources": small(),
                                 "securityContext": locked_down(),
                                 "volumeMounts": [
@@ -151,7 +149,7 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
                 ],
                 "namespaceSelector": {
                     "matchExpressions": [
-                        _NOT_IGNORED,
+                        _not_ignored(),
                         {
                             "key": "kubernetes.io/metadata.name",
                             "operator": "NotIn",
@@ -159,7 +157,11 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
                         },
                     ]
                 },
-                "objectSelector": {"matchExpressions": [_NOT_IGNORED]},
+                "objectSelector": {"matchExpressions": [_not_ignored()]},
             }
         ],
     }
+
+
+def _not_ignored() -> Object:
+    return {"key": names.WEBHOOK_LABEL, "operator": "NotIn", "values": [names.WEBHOOK_IGNORE]}

@@ -66,6 +66,11 @@ def test_text_is_what_is_applied() -> None:
     assert documents == render(VALUES, CERTIFICATES)
 
 
+def test_no_part_is_shared() -> None:
+    """Else a plain dump of the manifests has anchors, and a change in one place shows twice."""
+    assert "&id" not in yaml.safe_dump_all(render(VALUES, CERTIFICATES))
+
+
 def test_text_without_certificates_makes_fresh_ones() -> None:
     first, second = render_text(VALUES), render_text(VALUES)
     assert first != second and "CERTIFICATE" not in first  # in base64 only
