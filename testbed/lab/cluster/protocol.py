@@ -7,13 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Protocol
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardSpec:
-    """A card that a node shall carry: a profile's name and how many of it."""
-
-    profile: str = "a100-80gb"
-    count: int = 1
+from testbed.card.spec import CardSpec as CardSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,9 @@ struct card_description {
     char pci_bus_id[32]; /* "00000000:07:00.0" */
     uint32_t index;      /* order on the node = order in a container */
     uint32_t minor;
-    uint64_t memory_bytes;   /* what the driver reports as total */
-    uint64_t reserved_bytes; /* taken by driver and firmware (NVML v2 "reserved") */
+    uint64_t memory_bytes;   /* of the card, as NVML reports the total */
+    uint64_t reserved_bytes; /* taken by driver and firmware (NVML v2 "reserved"): programs
+                              * (cuDeviceTotalMem, cuMemGetInfo) see memory - reserved */
     uint64_t context_bytes;  /* cost of one primary context */
     uint32_t compute_major, compute_minor;
     uint32_t sm_count;

@@ -1,0 +1,295 @@
+/* Inside the emulated libcuda: objects, and what its parts offer each other.
+ *
+ * One lock (driver_lock) guards everything in the process; it is held for table work
+ * and accounting, never while bytes are copied or the program's functions run. All
+ * stream work is done at once, in the order of the calls.
+ */
+#ifndef VGPU_EMU_DRIVER_H
+#define VGPU_EMU_DRIVER_H
+
+#include "abi.h"
+#include "cards.h"
+#include "lockfile.h"
+#include "log.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The prototypes of every implemented function: the compiler checks definitions. */
+#define F(base, since, symbol, arguments) EXPORT CUresult CUDAAPI symbol arguments;
+#define P(base, since, symbol, target)
+#define N(base, since, symbol)
+#define T(base, since, symbol)
+#include "symbols.def"
+#undef F
+#undef P
+#undef N
+#undef T
+
+/* --- entering a call (init.c) --------------------------------------------- */
+CUresult driver_enter(void); /* initialised, and not the child of a fork? */
+void driver_lock(void);
+void driver_unlock(void);
+void errno_restore(const int *saved);
+void driver_unlock_scope(const int *unused);
+
+/* First line of an entry point: keeps errno, refuses what cannot go on. */
+#define ENTER()                                                                            \
+    const int saved_errno_ __attribute__((cleanup(errno_restore), unused)) = errno;       \
+    do {                                                                                   \
+        CUresult entered_ = driver_enter();                                                \
+        if (entered_ != CUDA_SUCCESS)                                                      \
+            return entered_;                                                               \
+    } while (0)
+
+/* Holds the driver's lock to the end of the block. */
+#define LOCKED()                                                                           \
+    const int locked_ __attribute__((cleanup(driver_unlock_scope), unused)) =              \
+        (driver_lock(), 0)
+
+/* --- devices (device.c) --------------------------------------------------- */
+struct device {
+    struct emu_card card;
+    struct lockfile locks; /* <card>/cuda.lock */
+    int ordinal;
+
+    /* This process on the card: the truth about its own use; the slot is a copy. */
+    int slot; /* -1: none yet */
+    uint64_t generation;
+    uint64_t context_bytes;
+    uint64_t large_bytes;    /* multiples of the granule */
+    uint64_t small_bytes;    /* multiples of EMU_SMALL_UNIT */
+    uint64_t resident_bytes; /* host pages */
+
+    CUcontext primary;
+    CUmemoryPool default_pool, current_pool;
+};
+
+extern struct device devices[EMU_MAX_CARDS];
+extern int device_count;
+void devices_open(void); /* obeys CUDA_VISIBLE_DEVICES */
+struct device *device_at(CUdevice ordinal);
+
+static inline const struct card_description *device_description(const struct device *device)
+{
+    return &device->card.state->description;
+}
+
+/* --- accounting (account.c); the lock is held ------------------------------ */
+CUresult account_charge(struct device *device, int64_t context, int64_t large, int64_t small);
+CUresult account_resident(struct device *device, int64_t bytes);
+uint64_t account_used(struct device *device); /* over all live processes */
+int account_own_slot(struct device *device);  /* -1: none */
+void account_launch(struct device *device, uint64_t launches, uint64_t copied_bytes);
+
+/* --- address space (space.c); the lock is held ----------------------------- */
+
+/* Pages of the host behind device memory: which of them have been touched. */
+struct backing {
+    struct device *device;
+    uint64_t *touched; /* a bit a page */
+    size_t pages;
+};
+CUresult backing_make(struct backing *backing, struct device *device, size_t bytes);
+void backing_free(struct backing *backing); /* its pages are gone */
+/* Forgets whole pages in the range (the caller drops them); returns how many bytes. */
+size_t backing_forget(struct backing *backing, size_t offset, size_t bytes);
+
+enum range_kind {
+    RANGE_DEVICE = 1,
+    RANGE_POOL,
+    RANGE_MAPPED, /* VMM */
+    RANGE_MANAGED,
+    RANGE_HOST,
+    RANGE_REGISTERED,
+};
+
+struct range {
+    uintptr_t start;
+    size_t bytes;
+    enum range_kind kind;
+    unsigned int flags;
+    uint64_t id;
+    struct device *device;
+    CUcontext context;
+    struct backing *backing; /* NULL: the program's own memory */
+    size_t backing_offset;
+    size_t mapped_bytes; /* of our own mmap, from start */
+    uint64_t large, small;
+    void *owner; /* RANGE_POOL: struct arena, RANGE_MAPPED: struct physical */
+    unsigned int access;
+};
+
+struct space {
+    struct range **ranges; /* sorted by start */
+    size_t count, room;
+};
+extern struct space memory; /* everything a pointer can point into */
+
+struct range *space_find(const struct space *space, uintptr_t address);
+struct range *space_next(const struct space *space, uintptr_t address); /* first at or after */
+CUresult space_add(struct space *space, struct range *range); /* takes the range over */
+void space_remove(struct space *space, struct range *range);  /* frees it */
+bool range_on_device(const struct range *range);
+
+/* Is [address, address + bytes) device memory from end to end? */
+bool memory_is_device(uintptr_t address, size_t bytes);
+/* Charges the pages that a write (or a read of shared pages) will touch. */
+CUresult memory_touch(uintptr_t address, size_t bytes);
+/* Gives whole pages back that a zero memset covers, zeroes the rest. */
+void memory_zero(uintptr_t address, size_t bytes);
+
+void *pages_map(size_t bytes, size_t align, int protection);
+
+/* --- memory (memory.c, pool.c, vmm.c) -------------------------------------- */
+CUresult memory_free(CUdeviceptr pointer);
+void memory_free_context(CUcontext context);
+CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kind,
+                         unsigned int flags, bool charged);
+
+CUmemoryPool pool_default(struct device *device);
+CUmemoryPool pool_of(const struct range *range);
+CUresult pool_release(struct range *range); /* of kind RANGE_POOL */
+void pools_settle(void);                    /* at each synchronisation */
+void pools_reset(struct device *device);
+
+/* --- contexts (context.c) -------------------------------------------------- */
+struct stream_state {
+    uint64_t magic;
+    CUcontext context;
+    unsigned int flags;
+    int priority;
+    uint64_t id;
+    struct capture *capture; /* NULL: none */
+};
+
+#define STREAM_MAGIC 0x6d61657274735645ull
+
+struct CUstream_st {
+    struct stream_state state;
+    struct CUstream_st *next; /* of the context, or of the free list */
+};
+
+#define CONTEXT_MAGIC 0x7478657473455645ull
+
+/* Never given back to the allocator: a stale handle is recognised, not followed. */
+struct CUctx_st {
+    uint64_t magic;
+    struct device *device;
+    unsigned int flags;
+    uint64_t id;
+    unsigned int retained; /* primary: number of retains; else 1 while alive */
+    bool primary;
+    unsigned int api_version;
+    size_t limits[CU_LIMIT_MAX];
+    int cache_config, shared_config;
+    uint64_t peers; /* a bit a device */
+    struct CUstream_st null_stream, thread_stream;
+    struct CUstream_st *streams;
+};
+
+CUcontext context_current(void);
+/* The current context; an error where there is none or it is gone. */
+CUresult context_need(CUcontext *context);
+bool context_alive(CUcontext context);
+CUcontext context_primary(struct device *device); /* made, perhaps not retained */
+
+/* First line of an entry point that needs a current context: `context`, lock held. */
+#define CURRENT()                                                                          \
+    ENTER();                                                                               \
+    LOCKED();                                                                              \
+    CUcontext context;                                                                     \
+    do {                                                                                   \
+        CUresult need_ = context_need(&context);                                           \
+        if (need_ != CUDA_SUCCESS)                                                         \
+            return need_;                                                                  \
+    } while (0)
+
+/* --- streams, graphs (stream.c, capture.c, graph.c) ------------------------- */
+enum op_kind { OP_KERNEL, OP_COPY, OP_SET, OP_HOST, OP_EVENT, OP_EMPTY, OP_ALLOC, OP_FREE };
+
+enum copy_direction { COPY_ANY, COPY_TO_DEVICE, COPY_TO_HOST, COPY_ON_DEVICE };
+
+struct op {
+    enum op_kind kind;
+    union {
+        struct {
+            uintptr_t to, from;
+            size_t width, height, depth;
+            size_t to_pitch, from_pitch;
+            size_t to_slice, from_slice; /* bytes from one layer to the next */
+            enum copy_direction direction;
+        } copy;
+        struct {
+            uintptr_t to;
+            size_t width, height, pitch; /* width in elements */
+            uint32_t value;
+            unsigned int element;
+        } set;
+        struct {
+            CUhostFn function;
+            void *data;
+        } host;
+        CUevent event;
+        CUfunction function;
+        CUdeviceptr pointer;
+    } as;
+};
+
+CUresult stream_find(CUstream handle, struct CUstream_st **stream);
+/* Does the work, or records it where the stream captures. */
+CUresult stream_submit(CUstream handle, const struct op *op);
+CUresult op_run(struct device *device, const struct op *op); /* without the lock */
+void stream_forget_context(CUcontext context);
+
+/* One stream capture, perhaps over several streams. Kept for reuse when it is over:
+ * whoever points here compares the id. */
+struct capture {
+    uint64_t id; /* 0: over */
+    struct CUstream_st *origin;
+    CUgraph graph;
+    bool invalidated, into_given_graph;
+    struct CUstream_st **streams;
+    size_t count, room;
+    struct capture *next;
+};
+CUresult capture_record(struct CUstream_st *stream, const struct op *op);
+CUresult capture_refuse(struct CUstream_st *stream); /* a call that breaks a capture */
+CUresult capture_join(struct CUstream_st *stream, struct capture *capture);
+void capture_leave(struct CUstream_st *stream); /* the stream is destroyed */
+
+CUgraph graph_make(void);
+CUresult graph_append(CUgraph graph, const struct op *op, CUgraphNode *node);
+CUgraphNode graph_last(CUgraph graph);
+void graph_drop(CUgraph graph);
+bool graph_valid(CUgraph graph);
+
+#define EVENT_MAGIC 0x746e657665535645ull
+struct CUevent_st {
+    uint64_t magic;
+    unsigned int flags;
+    bool recorded;
+    uint64_t time_ns;
+    CUcontext context;
+    struct capture *capture; /* recorded while capturing … */
+    uint64_t capture_id;     /* … this one */
+    struct CUevent_st *next; /* of the free list */
+};
+void event_stamp(CUevent event);
+
+/* --- code (module.c, launch.c) ---------------------------------------------- */
+#define FUNCTION_MAGIC 0x6e6f6974636e7546ull
+struct function {
+    uint64_t magic;
+    char *name;
+    struct image *image;
+    int max_dynamic_shared;
+    int carveout;
+    struct function *next;
+};
+struct function *function_of(const void *handle); /* NULL where it is none */
+
+#endif

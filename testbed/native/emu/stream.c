@@ -1,0 +1,435 @@
+/* Streams and events. Work is done when the call that asks for it returns, so streams
+ * order nothing; they carry captures. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define EVENT_DISABLE_TIMING 2u
+
+/* Destroyed handles go to free lists, never to the allocator: a stale handle is then
+ * an error and not a crash. */
+static struct CUstream_st *free_streams;
+static struct CUevent_st *free_events;
+static uint64_t last_stream_id = 16;
+
+CUresult stream_find(CUstream handle, struct CUstream_st **stream)
+{
+    if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+        CUcontext context;
+        CUresult result = context_need(&context);
+        if (result != CUDA_SUCCESS)
+            return result;
+        *stream =
+            handle == CU_STREAM_PER_THREAD ? &context->thread_stream : &context->null_stream;
+        return CUDA_SUCCESS;
+    }
+    if (handle->state.magic != STREAM_MAGIC)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!context_alive(handle->state.context))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    *stream = handle;
+    return CUDA_SUCCESS;
+}
+
+CUresult stream_submit(CUstream handle, const struct op *op)
+{
+    driver_lock();
+    struct CUstream_st *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS || stream->state.capture != NULL) {
+        if (result == CUDA_SUCCESS)
+            result = capture_record(stream, op);
+        driver_unlock();
+        return result;
+    }
+    struct device *device = stream->state.context->device;
+    driver_unlock();
+    return op_run(device, op);
+}
+
+static void retire(struct CUstream_st *stream)
+{
+    capture_leave(stream);
+    stream->state.magic = 0;
+    stream->next = free_streams;
+    free_streams = stream;
+}
+
+void stream_forget_context(CUcontext context)
+{
+    while (context->streams != NULL) {
+        struct CUstream_st *stream = context->streams;
+        context->streams = stream->next;
+        retire(stream);
+    }
+    capture_leave(&context->thread_stream);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *result, unsigned int flags, int priority)
+{
+    CURRENT();
+    if (result == NULL || (flags & ~CU_STREAM_NON_BLOCKING) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct CUstream_st *stream = free_streams;
+    if (stream != NULL)
+        free_streams = stream->next;
+    else
+        stream = malloc(sizeof *stream);
+    if (stream == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    stream->state = (struct stream_state){
+        .magic = STREAM_MAGIC,
+        .context = context,
+        .flags = flags,
+        .priority = priority > 0 ? 0 : priority < -5 ? -5 : priority,
+        .id = ++last_stream_id,
+    };
+    stream->next = context->streams;
+    context->streams = stream;
+    *result = stream;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *result, unsigned int flags)
+{
+    return cuStreamCreateWithPriority(result, flags, 0);
+}
+
+/* `stream`, lock held. */
+#define STREAM(handle)                                                                     \
+    ENTER();                                                                               \
+    LOCKED();                                                                              \
+    struct CUstream_st *stream;                                                            \
+    do {                                                                                   \
+        CUresult found_ = stream_find(handle, &stream);                                    \
+        if (found_ != CUDA_SUCCESS)                                                        \
+            return found_;                                                                 \
+    } while (0)
+
+CUresult cuStreamDestroy_v2(CUstream handle)
+{
+    STREAM(handle);
+    if (stream != handle)
+        return CUDA_ERROR_INVALID_HANDLE; /* the default streams stay */
+    struct CUstream_st **link = &stream->state.context->streams;
+    while (*link != NULL && *link != stream)
+        link = &(*link)->next;
+    if (*link == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *link = stream->next;
+    retire(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy(CUstream handle)
+{
+    return cuStreamDestroy_v2(handle);
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+    STREAM(handle);
+    if (priority == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *priority = stream->state.priority;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
+{
+    STREAM(handle);
+    if (flags == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = stream->state.flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    STREAM(handle);
+    if (id == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *id = stream->state.context->id << 32 | stream->state.id;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
+{
+    STREAM(handle);
+    if (context == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *context = stream->state.context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, CUgreenCtx *green)
+{
+    STREAM(handle);
+    if (context == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *context = stream->state.context;
+    if (green != NULL)
+        *green = NULL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    STREAM(handle);
+    if (device == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *device = stream->state.context->device->ordinal;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream handle)
+{
+    STREAM(handle);
+    if (stream->state.capture != NULL)
+        return capture_refuse(stream);
+    pools_settle();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream handle)
+{
+    STREAM(handle);
+    if (stream->state.capture != NULL)
+        return capture_refuse(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data,
+                             unsigned int flags)
+{
+    ENTER();
+    if (callback == NULL || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    driver_lock();
+    struct CUstream_st *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS && stream->state.capture != NULL)
+        result = capture_refuse(stream);
+    driver_unlock();
+    if (result == CUDA_SUCCESS)
+        callback(handle, CUDA_SUCCESS, data);
+    return result;
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
+{
+    ENTER();
+    if (function == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return stream_submit(handle, &(struct op){.kind = OP_HOST, .as.host = {function, data}});
+}
+
+CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *data, unsigned int mode)
+{
+    (void)mode;
+    return cuLaunchHostFunc(handle, function, data);
+}
+
+CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue *value)
+{
+    STREAM(handle);
+    (void)attribute;
+    if (value == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(value, 0, sizeof *value);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID attribute,
+                              const CUstreamAttrValue *value)
+{
+    STREAM(handle);
+    (void)attribute;
+    return value != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamCopyAttributes(CUstream to, CUstream from)
+{
+    STREAM(from);
+    return stream_find(to, &stream);
+}
+
+CUresult cuStreamAttachMemAsync(CUstream handle, CUdeviceptr pointer, size_t bytes,
+                                unsigned int flags)
+{
+    STREAM(handle);
+    (void)bytes, (void)flags;
+    struct range *range = space_find(&memory, (uintptr_t)pointer);
+    return range != NULL && range->kind == RANGE_MANAGED ? CUDA_SUCCESS
+                                                         : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* --- events ---------------------------------------------------------------------- */
+
+#define EVENT(event)                                                                       \
+    ENTER();                                                                               \
+    LOCKED();                                                                              \
+    do {                                                                                   \
+        if ((event) == NULL || (event)->magic != EVENT_MAGIC)                              \
+            return CUDA_ERROR_INVALID_HANDLE;                                              \
+    } while (0)
+
+static bool captured(const struct CUevent_st *event)
+{
+    return event->capture != NULL && event->capture->id == event->capture_id;
+}
+
+CUresult cuEventCreate(CUevent *result, unsigned int flags)
+{
+    CURRENT();
+    if (result == NULL || (flags & ~7u) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct CUevent_st *event = free_events;
+    if (event != NULL)
+        free_events = event->next;
+    else
+        event = malloc(sizeof *event);
+    if (event == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *event = (struct CUevent_st){.magic = EVENT_MAGIC, .flags = flags, .context = context};
+    *result = event;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    EVENT(event);
+    event->magic = 0;
+    event->next = free_events;
+    free_events = event;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent event)
+{
+    return cuEventDestroy_v2(event);
+}
+
+void event_stamp(CUevent event)
+{
+    event->capture = NULL;
+    event->time_ns = emu_now_ns();
+    event->recorded = true;
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
+{
+    EVENT(event);
+    if ((flags & ~1u) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct CUstream_st *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (event->context != stream->state.context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->state.capture == NULL) {
+        event_stamp(event);
+        return CUDA_SUCCESS;
+    }
+    if ((flags & 1u) != 0) /* external: a node of the graph */
+        return capture_record(stream, &(struct op){.kind = OP_EVENT, .as.event = event});
+    event->capture = stream->state.capture;
+    event->capture_id = event->capture->id;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream handle)
+{
+    return cuEventRecordWithFlags(event, handle, 0);
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    EVENT(event);
+    return captured(event) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    EVENT(event);
+    if (captured(event))
+        return CUDA_ERROR_CAPTURED_EVENT;
+    pools_settle();
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    EVENT(start);
+    if (end == NULL || end->magic != EVENT_MAGIC || !start->recorded || !end->recorded ||
+        ((start->flags | end->flags) & EVENT_DISABLE_TIMING) != 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (captured(start) || captured(end))
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (milliseconds == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *milliseconds = (float)((double)((int64_t)end->time_ns - (int64_t)start->time_ns) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    return cuEventElapsedTime_v2(milliseconds, start, end);
+}
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
+{
+    EVENT(event);
+    if ((flags & ~1u) != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct CUstream_st *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (captured(event))
+        return capture_join(stream, event->capture);
+    if (stream->state.capture != NULL && event->recorded && flags == 0)
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    return CUDA_SUCCESS;
+}
+
+/* --- memory operations of a stream ------------------------------------------------- */
+
+static CUresult write_value(CUstream handle, CUdeviceptr address, cuuint64_t value, size_t bytes)
+{
+    struct op op = {.kind = OP_SET,
+                    .as.set = {.to = (uintptr_t)address,
+                               .width = bytes / 4,
+                               .height = 1,
+                               .pitch = bytes,
+                               .value = (uint32_t)value,
+                               .element = 4}};
+    if (bytes == 8) {
+        op.as.set.width = 1;
+        CUresult result = stream_submit(handle, &op);
+        if (result != CUDA_SUCCESS)
+            return result;
+        op.as.set.to += 4;
+        op.as.set.value = (uint32_t)(value >> 32);
+    }
+    return stream_submit(handle, &op);
+}
+
+CUresult cuStreamWriteValue32_v2(CUstream handle, CUdeviceptr address, cuuint32_t value,
+                                 unsigned int flags)
+{
+    ENTER();
+    (void)flags;
+    return address % 4 == 0 ? write_value(handle, address, value, 4) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr address, cuuint64_t value,
+                                 unsigned int flags)
+{
+    ENTER();
+    (void)flags;
+    return address % 8 == 0 ? write_value(handle, address, value, 8) : CUDA_ERROR_INVALID_VALUE;
+}
