@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import socket
 import ssl
@@ -158,9 +159,11 @@ class Plugin(threading.Thread):
     """Stands for all device plugins: says ``success`` to what is allocating, and notes
     whether two pods of a node were ever allocating at one time."""
 
-    def __init__(self, plane):
+    def __init__(self, plane, refusal):
         super().__init__(daemon=True)
         self.plane = plane
+        # What may happen while the API server is being restarted.
+        self.passing = (OSError, ValueError, http.client.HTTPException, refusal)
         self.serving = True
         self.stopping = False
         self.together = []
@@ -170,8 +173,8 @@ class Plugin(threading.Thread):
         while not self.stopping:
             try:
                 self._watch()
-            except (OSError, ValueError, urllib.error.HTTPError):
-                continue  # the API server is being restarted
+            except self.passing:
+                continue
 
     def _watch(self):
         found = self.plane.request("GET", "/api/v1/pods")
@@ -179,7 +182,7 @@ class Plugin(threading.Thread):
         for pod in found["items"]:
             self._see(pod)
         version = found["metadata"]["resourceVersion"]
-        url = f"{self.plane.url}/api/v1/pods?watch=true&resourceVersion={version}&timeoutSeconds=5"
+        url = f"{self.plane.url}/api/v1/pods?watch=true&resourceVersion={version}&timeoutSeconds=1"
         with urllib.request.urlopen(url, context=self.plane._tls, timeout=10) as stream:
             for line in stream:
                 event = json.loads(line)
@@ -211,7 +214,7 @@ class Plugin(threading.Thread):
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
         try:
             self.plane.request("PATCH", path, patch, "application/merge-patch+json")
-        except Exception as error:
+        except self.passing as error:
             if getattr(error, "status", None) != 404:  # deleted meanwhile
                 raise
 
@@ -233,8 +236,8 @@ def stack(api_server, tools, python, tmp_path_factory):
 
 
 @pytest.fixture
-def plugin(api_server):
-    thread = Plugin(api_server)
+def plugin(api_server, tools):
+    thread = Plugin(api_server, tools.ApiStatus)
     thread.start()
     yield thread
     thread.stopping = True

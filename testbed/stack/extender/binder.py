@@ -49,7 +49,7 @@ class Binder:
         api: PodApi,
         *,
         label: bool,
-        report: Callable[[PodKey, str, str], None],
+        report: Callable[[PodKey, str, str], object],
         turn_wait_s: float = TURN_WAIT_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

@@ -34,12 +34,12 @@ class Recorder:
         self._queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue(_WAITING)
         self._said: dict[tuple[str, str, str], float] = {}
 
-    def report(self, pod: PodKey, reason: str, message: str) -> None:
-        """Queue a warning event."""
+    def report(self, pod: PodKey, reason: str, message: str) -> bool:
+        """Queue a warning event; False if it is a repetition."""
         now = self._clock()
         key = (pod.uid, reason, message)
         if now - self._said.get(key, -REPEAT_S) < REPEAT_S:
-            return
+            return False
         if len(self._said) > 10 * _WAITING:
             self._said = {k: t for k, t in self._said.items() if now - t < REPEAT_S}
         self._said[key] = now
@@ -47,6 +47,7 @@ class Recorder:
             self._queue.put_nowait((pod.namespace, event(pod, reason, message)))
         except asyncio.QueueFull:
             log.debug("event dropped: %s %s", pod, reason)
+        return True
 
     async def run(self) -> None:
         """Write events until cancelled."""

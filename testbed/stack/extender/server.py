@@ -32,7 +32,7 @@ LABELS_FROM = (1, 35)
 _TICK_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Report = Callable[[PodKey, str, str], None]
+Report = Callable[[PodKey, str, str], bool]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -118,8 +118,8 @@ def scheduler_app(
             return web.Response(status=400, text=error.text() + "\n")
         answer = filter_pods(state, args)
         if answer.event and answer.pod is not None:
-            log.info("%s fits nowhere: %s", answer.pod, answer.event)
-            report(answer.pod, "FilteringFailed", answer.event)
+            if report(answer.pod, "FilteringFailed", answer.event):
+                log.info("%s fits nowhere: %s", answer.pod, answer.event)
         elif answer.pod is not None:
             log.debug("%s goes to %s", answer.pod, answer.result.NodeNames)
         return _json(answer.result)
