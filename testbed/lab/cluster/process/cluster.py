@@ -142,17 +142,12 @@ class ProcessCluster:
             ClusterError: it does not run.
         """
         record = Record.read(self._folders.record)
-        plan = f"{layout.STATE}/inside/{where}.json"
-        found = [
-            each
-            for each in (processes.members(record.token) if record else [])
-            if each.is_pid1 and plan in each.argv
-        ]
+        found = self._inits(record, where) if record else []
         if record is None or not found:
             raise ClusterError(f"{where} of cluster {self.name!r} does not run")
         ids = ["--setuid", "0", "--setgid", "0"] if record.id_range else ["--preserve-credentials"]
         spaces = ["--user", "--mount", "--net", "--pid", "--uts", "--ipc"]
-        return ["nsenter", "-t", str(found[-1].pid), *spaces, *ids, "--", *command]
+        return ["nsenter", "-t", str(found[0].pid), *spaces, *ids, "--", *command]
 
     # --- up ----------------------------------------------------------------
 
@@ -243,11 +238,19 @@ class ProcessCluster:
                 raise
 
     def _found_pid1(self, record: Record) -> Record:
-        plan = f"{layout.STATE}/inside/outer.json"
-        for each in processes.members(record.token):
-            if each.is_pid1 and plan in each.argv:
-                record = dataclasses.replace(record, pid1=each.pid, pid1_started=each.started)
+        found = self._inits(record, "outer")
+        if found:
+            record = dataclasses.replace(record, pid1=found[0].pid, pid1_started=found[0].started)
         return dataclasses.replace(record, stage="up")
+
+    @staticmethod
+    def _inits(record: Record, where: str) -> list[processes.Process]:
+        """Return the pid 1 of some namespaces, first: a child of it may look the same
+        for the moment between its fork and its exec."""
+        plan = f"{layout.STATE}/inside/{where}.json"
+        members = processes.members(record.token)
+        found = [each for each in members if each.is_pid1 and plan in each.argv]
+        return sorted(found, key=lambda each: int(each.started))
 
     # --- down --------------------------------------------------------------
 

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+_REAPED_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Process:
@@ -77,7 +79,27 @@ def end(victims: list[Process], *, deadline_s: float = 15.0) -> list[Process]:
             for fd, _ in waiting.poll(rest * 1000):
                 waiting.unregister(fd)
                 left.pop(fd)
+        _until_reaped([each for each in open_fds.values() if each not in left.values()])
         return list(left.values())
     finally:
         for fd in open_fds:
             os.close(fd)
+
+
+def _until_reaped(ended: list[Process]) -> None:
+    """Wait a moment for the machine's init to take what ended.
+
+    Not longer: in some containers it never does, and a zombie holds nothing.
+    """
+    until = time.monotonic() + _REAPED_S
+    while time.monotonic() < until and any(_is_zombie(each) for each in ended):
+        time.sleep(0.01)
+
+
+def _is_zombie(process: Process) -> bool:
+    try:
+        stat = (Path("/proc") / str(process.pid) / "stat").read_text()
+    except OSError:
+        return False
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] == "Z" and fields[19] == process.started
