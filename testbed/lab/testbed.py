@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from testbed.lab.cluster import provider as cluster_provider
 from testbed.lab.cluster.protocol import CardSpec, Cluster, ClusterSpec, ClusterStatus, Progress
 from testbed.lab.deploy import StackImages, StackValues, certificates, deploy, render
 from testbed.lab.kube import Kube
-from testbed.native.artifacts import library_build
+from testbed.native import artifacts
 from testbed.stack import names
 
 INFO_NAME = "testbed-info"
@@ -76,7 +77,7 @@ class Testbed:
         info = Info(
             provider=self.provider,
             stack=f"vgpu-testbed {__version__}",
-            shim=library_build("libvgpu.so"),
+            shim="libvgpu.so " + _content_hash(artifacts.library("libvgpu.so")),
             pytorch_image=images.find(prepared, "testbed/pytorch").reference,
             base_image=values.images.base,
             scheduler_image=values.images.kube_scheduler,
@@ -134,6 +135,11 @@ class Testbed:
         return bundle.collect(folder, self.cluster, kube)
 
 
+def _content_hash(path: Path) -> str:
+    """Return the hash by which the plugin names a library's build."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def checked_name(name: str) -> str:
     """Return a testbed's name.
 
@@ -159,7 +165,7 @@ def parse_cards(text: str) -> tuple[CardSpec, ...]:
         profile, _, count = entry.strip().partition(":")
         if not profile or (count and not count.isdecimal()) or count == "0":
             raise InputError(f"{text!r} does not name cards", hint="write a100-80gb:2")
-        profiles.load(profile)
+        profiles.profile(profile)
         found.append(CardSpec(profile=profile, count=int(count or 1)))
     if sum(card.count for card in found) > MAX_CARDS:
         raise InputError(
