@@ -1,6 +1,6 @@
 """The emulated card: what it is (profiles), where it lives (driver root)."""
 
-from testbed.card.profiles import PROFILES, Figure, Profile, profile
+from testbed.card.profiles import PROFILES, Figure, Profile
 from testbed.card.spec import CardSpec
 
-__all__ = ["PROFILES", "CardSpec", "Figure", "Profile", "profile"]
+__all__ = ["PROFILES", "CardSpec", "Figure", "Profile"]

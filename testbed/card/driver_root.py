@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.card.profiles import profile
+from testbed.card import profiles
 from testbed.card.spec import CardSpec
 from testbed.errors import InputError
 from testbed.native import artifacts, card
@@ -56,7 +56,7 @@ def make(
         InputError: an unknown profile, no or too many cards, or a root that is there.
         MissingTool: the emulated driver has not been built.
     """
-    models = [profile(spec.profile) for spec in cards for _ in range(spec.count)]
+    models = [profiles.load(spec.profile) for spec in cards for _ in range(spec.count)]
     if any(spec.count < 1 for spec in cards) or not 1 <= len(models) <= MAX_CARDS:
         raise InputError(
             f"{len(models)} emulated cards on a node", why=f"there must be 1 to {MAX_CARDS}"

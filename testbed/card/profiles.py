@@ -131,7 +131,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 )
 
 
-def profile(name: str) -> Profile:
+def load(name: str) -> Profile:
     """Return a profile by name.
 
     Raises:

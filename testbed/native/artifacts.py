@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -40,3 +41,12 @@ def library(name: str) -> Path:
         why="it is in none of " + ", ".join(str(folder) for folder in folders()),
         hint="run `python -m testbed.native.build`",
     )
+
+
+def library_build(name: str) -> str:
+    """Return the build of a library: a short digest of its content.
+
+    Raises:
+        MissingTool: it has not been built.
+    """
+    return hashlib.sha256(library(name).read_bytes()).hexdigest()[:12]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from testbed.errors import CodecError
 
@@ -234,11 +235,8 @@ def read(path: Path) -> CardState:
     state = StateLayout.from_buffer_copy(data)
     if state.magic != MAGIC or state.version != VERSION:
         raise CodecError(f"{path} is no card state of version {VERSION}")
-    text = {field.name: getattr(state.description, field.name) for field in fields(CardDescription)}
     return CardState(
-        description=CardDescription(
-            **{k: v.decode() if isinstance(v, bytes) else v for k, v in text.items()}
-        ),
+        description=_description(state.description),
         slots=tuple(_slots(state)),
         budget_hits=state.budget_hits,
         reclaimed=state.reclaimed,
@@ -256,6 +254,14 @@ def raise_xid(path: Path, xid: int, *, fallen_off: bool = False) -> None:
     _write(path, faults + FaultsLayout.xid.offset, _U32(xid))
     # Readers look at the count, so it comes last.
     _write(path, faults + FaultsLayout.xid_count.offset, _U64(before.xid_count + 1))
+
+
+def _description(layout: DescriptionLayout) -> CardDescription:
+    values: dict[str, Any] = {}
+    for field in fields(CardDescription):
+        value = getattr(layout, field.name)
+        values[field.name] = value.decode() if isinstance(value, bytes) else value
+    return CardDescription(**values)
 
 
 def _slots(state: StateLayout) -> Iterator[CardSlot]:
