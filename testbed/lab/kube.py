@@ -375,6 +375,14 @@ class Kube:
         found = self._json("GET", "/version", what="the server's version cannot be read")
         return str(found["gitVersion"])
 
+    def kubectl_path(self) -> Path:
+        """Return the kubectl that ``exec`` uses.
+
+        Raises:
+            MissingTool: there is none.
+        """
+        return kubectl_exec.locate(self._kubectl)
+
     # --- below -----------------------------------------------------------------
     def _path(
         self,

@@ -56,7 +56,7 @@ def run(
         MissingTool: there is no kubectl.
         WaitTimeout: the command ran past its time.
     """
-    argv = [str(_found(program)), "--kubeconfig", str(where.kubeconfig)]
+    argv = [str(locate(program)), "--kubeconfig", str(where.kubeconfig)]
     if where.context:
         argv += ["--context", where.context]
     argv += ["exec", "-n", where.namespace, where.pod]
@@ -85,7 +85,12 @@ def run(
     return ExecResult(rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def _found(program: Path | None) -> Path:
+def locate(program: Path | None) -> Path:
+    """Return kubectl, by default the one on PATH.
+
+    Raises:
+        MissingTool: it is not there.
+    """
     found = program or shutil.which("kubectl")
     if found is None or not Path(found).exists():
         raise MissingTool(

@@ -50,7 +50,7 @@ def pod(testbed, namespace, name, mib, *, cores=10, scheduler="", command=SHOW):
 def create_in_one_request(testbed, pods):
     """Hand all pods to the API server in one go, as `kubectl create -f` does."""
     document = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
-    kubectl = testbed.kube._kubectl_path()
+    kubectl = testbed.kube.kubectl_path()
     subprocess.run(
         [str(kubectl), "--kubeconfig", str(testbed.cluster.kubeconfig()), "create", "-f", "-"],
         input=document,

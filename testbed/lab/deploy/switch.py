@@ -33,12 +33,13 @@ _CONFLICTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginState:
-    """What one plugin acts on."""
+    """What one plugin acts on; ``problem`` is why it cannot use a newer configuration."""
 
     node: str
     pod: str
     enforcement: str
     generation: int
+    problem: str = ""
 
 
 def read_config(kube: Kube, *, namespace: str = names.NAMESPACE) -> tuple[DeviceConfig, str] | None:
@@ -132,7 +133,10 @@ def wait_for_plugins(
 
     def describe(states: tuple[PluginState, ...]) -> str:
         return ", ".join(
-            f"{s.node}: {s.enforcement}, generation {s.generation}" for s in states if behind(s)
+            f"{s.node}: {s.enforcement}, generation {s.generation}"
+            + (f" ({s.problem})" if s.problem else "")
+            for s in states
+            if behind(s)
         )
 
     try:
@@ -181,6 +185,7 @@ def _state(kube: Kube, namespace: str, pod: Object) -> PluginState:
             pod=name,
             enforcement=str(answer["enforcement"]),
             generation=int(answer["generation"]),
+            problem=str(answer.get("config_error") or ""),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DeployError(f"plugin {name} answers /healthz in no known form", why=str(error)) from (

@@ -113,6 +113,17 @@ def test_plugin_that_does_not_follow_is_named() -> None:
     assert "n2: on, generation 0" in caught.value.why and "n1" not in caught.value.why
 
 
+def test_plugin_that_cannot_read_its_configuration_says_so() -> None:
+    stack = Stack("n1")
+    stack.proxies[("p-n1", 9396, "/healthz")] = lambda _: {
+        "enforcement": "on",
+        "generation": 0,
+        "config_error": "unknown key x",
+    }
+    with pytest.raises(DeployError, match="unknown key x"):
+        set_enforcement(stack, "off", QUIET, timeout_s=0.05)
+
+
 def test_nothing_deployed() -> None:
     with pytest.raises(DeployError, match="not deployed"):
         set_enforcement(FakeKube(), "off", QUIET)

@@ -333,6 +333,12 @@ def test_exec_returns_rc_and_both_streams(tmp_path: Path) -> None:
     )
 
 
+def test_kubectl_is_told_to_who_needs_it(tmp_path: Path) -> None:
+    tool = kubectl(tmp_path, "exit 0")
+    with Kube(write_kubeconfig(tmp_path, "http://127.0.0.1:1"), kubectl=tool) as kube:
+        assert kube.kubectl_path() == tool
+
+
 def test_exec_ends_at_its_deadline(tmp_path: Path) -> None:
     config = write_kubeconfig(tmp_path, "http://127.0.0.1:1")
     # exec: the shell itself must become what is killed.
