@@ -121,10 +121,10 @@ class CoLocation:
             if trace is None:
                 found.append(Check(name="memory_cap", pod=name, verdict="error", reason="no pod"))
                 continue
-            for allocator in parameters.allocators:
-                found.append(memory_cap(asked, trace, allocator))
-                found.append(card_bytes(asked, trace, allocator, trial))
-                found.append(survives(asked, trace, allocator))
+            allocators = parameters.allocators
+            found += [memory_cap(asked, trace, allocator) for allocator in allocators]
+            found += [card_bytes(asked, trace, allocator, trial) for allocator in allocators]
+            found += [survives(asked, trace, allocator) for allocator in allocators]
             found.append(visible_size(asked, trace, parameters.allocators))
             found.append(annotations_agree(asked, trace, trial))
             found.append(
@@ -147,9 +147,9 @@ class CoLocation:
             if trace is None:
                 found.append(Check(name="memory_cap", pod=name, verdict="error", reason="no pod"))
                 continue
-            for allocator in parameters.allocators:
-                found.append(memory_cap(asked, trace, allocator))
-                found.append(card_bytes(asked, trace, allocator, trial))
+            allocators = parameters.allocators
+            found += [memory_cap(asked, trace, allocator) for allocator in allocators]
+            found += [card_bytes(asked, trace, allocator, trial) for allocator in allocators]
         return judge_control(found)
 
     def plot(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Any:

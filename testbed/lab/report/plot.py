@@ -36,30 +36,34 @@ def memory_over_time(caps: Mapping[str, float], trial: Trial, control: Trial | N
     from matplotlib.figure import Figure
 
     trials = [("with the cap", trial)] + ([("control: no limiter", control)] if control else [])
-    figure = Figure(figsize=(5.4 * len(trials), 3.4), dpi=110, layout="constrained")
+    figure = Figure(figsize=(5.4 * len(trials), 3.6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(trials), sharey=True, squeeze=False)[0]
+    top = max(cap / 1024 for cap in caps.values())
     for axis, (title, one) in zip(axes, trials, strict=True):
         for number, (pod, cap) in enumerate(caps.items()):
             if pod not in one.pods:
                 continue
             colour = _COLOURS[number % len(_COLOURS)]
             times, values = pod_series(one, pod)
+            top = max([top, *values])
             axis.step(times, values, where="post", color=colour, label=f"pod {pod}", linewidth=1.4)
             axis.axhline(cap / 1024, color=colour, linestyle="--", linewidth=0.9, alpha=0.8)
             axis.annotate(
                 f"cap {pod}: {cap / 1024:g} GiB",
-                (1.0, cap / 1024),
+                (0.01, cap / 1024),
                 xycoords=("axes fraction", "data"),
-                ha="right",
+                ha="left",
                 va="bottom",
                 fontsize=7,
                 color=colour,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
             )
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("seconds")
-        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=8, loc="lower right")
+    # One scale for both panels, so that what passes its cap is seen to.
+    axes[0].set_ylim(0, top * 1.08)
+    axes[0].legend(fontsize=8, loc="upper right", ncols=len(caps))
     axes[0].set_ylabel("memory on the card, GiB")
     return figure
