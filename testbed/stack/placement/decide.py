@@ -16,7 +16,7 @@ import numpy as np
 from testbed.errors import CodecError
 from testbed.stack.model import PodShares
 from testbed.stack.placement.fit import may_fit, place, score, shares_of
-from testbed.stack.placement.ledger import Floats, Ledger, Rows
+from testbed.stack.placement.ledger import Floats, Ledger, Mask, Rows
 from testbed.stack.placement.request import PodRequest
 
 #: Candidates that are looked up in the raw bytes before all names are decoded.
@@ -65,10 +65,12 @@ class Offer:
                 raise CodecError("NodeNames cannot be read", why=str(error)) from error
         return self._names
 
-    def rows(self, ledger: Ledger) -> Rows:
-        """Return the rows of the offered nodes that have cards, ascending."""
-        known = {row for row in map(ledger.row_of, self.names) if row is not None}
-        return np.array(sorted(known), np.int64)
+    def rows(self, ledger: Ledger) -> Mask:
+        """Return, for every row, whether its node is offered."""
+        offered: Mask = np.zeros(ledger.size, np.bool_)
+        known = [row for row in ledger.rows_of(self.names) if row is not None]
+        offered[known] = True
+        return offered
 
 
 def decide(ledger: Ledger, pod: PodRequest, offer: Offer) -> Choice | None:
@@ -81,7 +83,10 @@ def decide(ledger: Ledger, pod: PodRequest, offer: Offer) -> Choice | None:
         return None
     grades = score(ledger, pod)
     sign = 1.0 if pod.node_policy == "binpack" else -1.0
-    key = np.where(may_fit(ledger, pod), grades * sign, -np.inf)
+    fits = may_fit(ledger, pod)
+    if not fits.any():
+        return None
+    key = np.where(fits, grades * sign, -np.inf)
     several = sum(1 for request in pod.containers if request.count) > 1
     if not several:
         for row in _best(key, _TRIES):
@@ -89,8 +94,7 @@ def decide(ledger: Ledger, pod: PodRequest, offer: Offer) -> Choice | None:
                 choice = _try(ledger, pod, np.array([row], np.int64), grades)
                 if choice is not None:
                     return choice
-    rows = offer.rows(ledger)
-    rows = rows[key[rows] > -np.inf]
+    rows = np.flatnonzero(fits & offer.rows(ledger))
     rows = rows[np.argsort(-key[rows], kind="stable")]
     start, step = 0, _CHUNK if several else 1
     while start < len(rows):

@@ -114,6 +114,10 @@ class Ledger:
     def row_of(self, name: str) -> int | None:
         return self._row.get(name)
 
+    def rows_of(self, names: Iterable[str]) -> list[int | None]:
+        """Return the row of each name, None where it has no cards."""
+        return list(map(self._row.get, names))
+
     def name_of(self, row: int) -> str:
         return self._names[row]
 

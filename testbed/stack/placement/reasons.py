@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.stack.model import Request
 from testbed.stack.placement.fit import EXCLUSIVE_PCT, memory_need, type_mask, uuid_mask
-from testbed.stack.placement.ledger import Ledger, Mask, Rows
+from testbed.stack.placement.ledger import Ledger, Mask, Rows, count_true
 from testbed.stack.placement.request import PodRequest
 
 NO_CARDS = "NodeUnfitPod: the node has registered no cards"
@@ -46,32 +47,44 @@ def explain(ledger: Ledger, pod: PodRequest, names: list[str]) -> Reasons:
     """Return a reason for every name.
 
     A node is explained by the first container that finds no cards on its own; where
-    each would, they do not fit together.
+    each would, they do not fit together. Thousands of nodes share a handful of texts,
+    so each text is made once (``which`` is a node's text).
     """
-    reasons = Reasons()
-    at = {name: ledger.row_of(name) for name in names}
-    rows = np.array([row for row in at.values() if row is not None], np.int64)
-    texts: dict[int, tuple[str, bool]] = {}
+    texts, final = [NO_CARDS], [True]
+    rows = np.array([-1 if row is None else row for row in ledger.rows_of(names)], np.int64)
+    which = np.zeros(len(names), np.int64)
+    open_ = np.flatnonzero(rows >= 0)  # positions without a text so far
     for request in dict.fromkeys(r for r in pod.containers if r.count):
-        if len(rows):
-            refused = _refused(ledger, pod, request, rows)
-            texts.update(refused)
-            rows = np.array([row for row in rows.tolist() if row not in refused], np.int64)
-    for name, row in at.items():
-        if row is None:
-            text, final = NO_CARDS, True
-        else:
-            text, final = texts.get(row) or (_together(ledger, row), False)
-        reasons.failed[name] = text
-        if final:
-            reasons.unresolvable[name] = text
-    return reasons
+        lacking, lines = _refused(ledger, pod, request, rows[open_])
+        distinct, group = _distinct(lines.codes[lacking])
+        which[open_[lacking]] = len(texts) + group
+        for line in distinct:
+            text, lost = _text([lines.words[code] for code in line if code], request)
+            texts.append(text)
+            final.append(lost)
+        open_ = open_[~lacking]
+    totals = count_true(ledger.present[rows[open_]])
+    for total in set(totals.tolist()):
+        which[open_[totals == total]] = len(texts)
+        texts.append(f"{total}/{total} {TOGETHER}")
+        final.append(False)
+    mine = which.tolist()
+    return Reasons(
+        failed={name: texts[i] for name, i in zip(names, mine, strict=True)},
+        unresolvable={name: texts[i] for name, i in zip(names, mine, strict=True) if final[i]},
+    )
 
 
-def _refused(
-    ledger: Ledger, pod: PodRequest, request: Request, rows: Rows
-) -> dict[int, tuple[str, bool]]:
-    """Return text and unresolvability of the rows where one container finds no cards."""
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """For each row the sorted codes of its cards: 0 no card, 1 fits, else a word."""
+
+    codes: NDArray[np.int8]
+    words: list[str]
+
+
+def _refused(ledger: Ledger, pod: PodRequest, request: Request, rows: Rows) -> tuple[Mask, _Lines]:
+    """Return the rows where one container finds too few cards, and why, card by card."""
     words: list[str] = ["", "fits"]
     codes = np.where(ledger.present[rows], 1, 0).astype(np.int8)
     undecided = codes == 1
@@ -80,20 +93,23 @@ def _refused(
         hit = undecided & refusal
         codes[hit] = len(words) - 1
         undecided &= ~hit
-    lacking = (codes == 1).sum(axis=1) < request.count
-    rows, codes = rows[lacking], np.sort(codes[lacking], axis=1)
-    # Thousands of nodes share a handful of texts: each is made once.
-    made: dict[bytes, tuple[str, bool]] = {}
-    result: dict[int, tuple[str, bool]] = {}
-    for row, line in zip(rows.tolist(), codes, strict=True):
-        key = line.tobytes()
-        if key not in made:
-            made[key] = _text([words[code] for code in key if code], request)
-        result[row] = made[key]
-    return result
+    lacking: Mask = count_true(undecided) < request.count
+    codes.sort(axis=1)
+    return lacking, _Lines(codes, words)
+
+
+def _distinct(codes: NDArray[np.int8]) -> tuple[list[list[int]], NDArray[np.int64]]:
+    """Return the distinct lines, and for each line which of them it is."""
+    if codes.shape[1] == 8:  # one word: much faster than comparing lines
+        words = np.ascontiguousarray(codes).view(np.uint64)[:, 0]
+        _, first, group = np.unique(words, return_index=True, return_inverse=True)
+    else:
+        _, first, group = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+    return codes[first].tolist(), group.reshape(-1)
 
 
 def _text(words: list[str], request: Request) -> tuple[str, bool]:
+    """Return a node's text, and whether no preemption can help there."""
     total = len(words)
     if request.count > total:
         return f"{total}/{total} {TOO_FEW}", True
@@ -101,11 +117,6 @@ def _text(words: list[str], request: Request) -> tuple[str, bool]:
     lost = sum(n for word, n in counts.items() if word in _UNRESOLVABLE)
     text = ", ".join(sorted(f"{n}/{total} {word}" for word, n in counts.items()))
     return text, total - lost < request.count
-
-
-def _together(ledger: Ledger, row: int) -> str:
-    total = len(ledger.cards_of(ledger.name_of(row)))
-    return f"{total}/{total} {TOGETHER}"
 
 
 def _conditions(
