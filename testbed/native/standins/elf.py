@@ -128,7 +128,11 @@ def _versions(data: mmap.mmap, sections: list[_Section]) -> dict[int, tuple[str,
         for _ in range(count):
             _, _, index, name_at, aux_step = _VERNAUX.unpack_from(data, aux_at)
             found[index & 0x7FFF] = (_text(data, names, name_at), library)
+            if not aux_step:
+                break
             aux_at += aux_step
+        if not step:  # the last one, whatever the count says
+            break
         at += step
     return found
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from testbed.errors import MissingTool, TestbedError
 from testbed.native import standins
@@ -86,6 +89,35 @@ def test_a_file_that_is_no_library(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(TestbedError, match=r"cannot read the symbols of libtorch\.so"):
         standins.build(tmp_path, tmp_path / "runtime", tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def small_library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "a.c").write_text('#include <stdlib.h>\nchar *a(void) { return getenv("x"); }')
+    gcc("-shared", "-o", "liba.so", "a.c", cwd=folder)
+    return (folder / "liba.so").read_bytes()
+
+
+@settings(max_examples=150, deadline=2000, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_damaged_library_is_an_error_or_is_read(
+    small_library: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    """Never another exception, never a loop without an end."""
+    damaged = bytearray(small_library)
+    # Most of the file is code: the header, and the tables that it names, are what matters.
+    tables = int.from_bytes(small_library[0x28:0x30], "little")
+    positions = st.one_of(
+        st.integers(0, 0x40), st.integers(0x40, 0x1000), st.integers(tables, len(damaged) - 1)
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(positions)] = data.draw(st.integers(0, 255))
+    length = data.draw(st.sampled_from([len(damaged), len(damaged) // 2, 100]))
+    path = tmp_path / "damaged.so"
+    path.write_bytes(damaged[:length])
+    with contextlib.suppress(TestbedError):
+        assert read(path).exports is not None
 
 
 def fake_torch(folder: Path, functions: str) -> Path:

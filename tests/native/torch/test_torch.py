@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from testbed.card import profiles
-from testbed.lab.images import venv
+from testbed.lab.images import ldcache, pytorch, venv
+from testbed.lab.progress import QuietProgress
 from testbed.native.standins.elf import read
 from testbed.units import GIB, MIB
 
@@ -266,6 +267,31 @@ print(json.dumps({str(p.pid): p.usedGpuMemory for p in n.nvmlDeviceGetComputeRun
     script.ends()
 
 
+def test_a_program_that_closes_all_descriptors_stays_counted(cards: Cards, start: Start) -> None:
+    root = cards()
+    script = start(
+        root,
+        """
+x = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+os.closerange(3, 4096)
+y = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+equal = round_trip(8)
+say(used=used(), equal=equal)
+until("end")
+say(used=used())
+""",
+    )
+    said = script.says()
+    assert said["used"] > 16 * GIB and said["equal"] is True
+    # A sweep by another process takes the slots of the dead, and this one is alive.
+    (control,) = start(root, CONTROL, prelude="").ends()
+    assert TOTAL - 2 * MIB < control["before"] + control["taken"] <= TOTAL
+    assert control["before"] > said["used"]
+    script.hears("end")
+    (last,) = script.ends()
+    assert last["used"] == said["used"]
+
+
 def test_fork(cards: Cards, run: Run) -> None:
     """A child of a process that uses the card: torch refuses it, the parent stays whole."""
     found = run(
@@ -405,6 +431,39 @@ def test_the_environment_sees_no_package_of_the_host(environment: Path) -> None:
     )  # fmt: skip
     folders = [p for p in done.stdout.split("\n") if "packages" in p]
     assert folders == [str(p) for p in environment.glob("lib/python3.*/site-packages")]
+
+
+#: What a container sees, without one: the folders at their places, and no variables.
+CONTAINER = """
+mount -t tmpfs tmpfs /opt
+mkdir -p /opt/testbed/pytorch
+mount --no-canonicalize --bind /proc/self/fd/5 /opt/testbed/pytorch
+mount -t tmpfs tmpfs /usr/local
+mkdir -p /usr/local/vgpu/driver /usr/local/vgpu/cards
+mount --no-canonicalize --bind /proc/self/fd/6 /usr/local/vgpu/driver
+mount --no-canonicalize --bind /proc/self/fd/7 /usr/local/vgpu/cards
+mount --no-canonicalize --bind /proc/self/fd/8 /etc/ld.so.cache
+cd /
+exec env -i PATH=/usr/bin HOME=/nowhere /opt/testbed/pytorch/bin/python3 -c "$1"
+"""
+
+
+def test_found_in_containers_without_any_variable(environment: Path, cards: Cards) -> None:
+    root = cards()
+    driver = sorted((root / "driver").iterdir())
+    library_cache = ldcache.prepare(QuietProgress(), driver, environment, (pytorch.STANDINS,))
+    folders = (environment, root / "driver", root / "cards", library_cache)
+    namespaces = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--mount"]
+    # Held open by number: the mounts hide the paths that lead to them.
+    numbers = " ".join(f'{n}<"${n - 3}"' for n in range(5, 9))
+    done = subprocess.run(
+        ["unshare", *namespaces, "sh", "-euc", f"exec {numbers}\n" + CONTAINER, "sh",
+         "import torch, pynvml, sys; pynvml.nvmlInit(); x = torch.zeros(1).cuda()\n"
+         "print(x.device, pynvml.nvmlDeviceGetCount(), sys.prefix)",
+         *folders],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["cuda:0", "1", "/opt/testbed/pytorch"], done.stderr
 
 
 def test_stand_ins_cover_what_torch_links(environment: Path) -> None:
