@@ -47,18 +47,41 @@ def pod(testbed, namespace, name, mib, *, cores=10, scheduler="", command=SHOW):
     }
 
 
-def create_in_one_request(testbed, pods):
-    """Hand all pods to the API server in one go, as `kubectl create -f` does."""
-    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
-    kubectl = testbed.kube.kubectl_path()
-    subprocess.run(
-        [str(kubectl), "--kubeconfig", str(testbed.cluster.kubeconfig()), "create", "-f", "-"],
-        input=document,
+def kubectl(testbed, *arguments, stdin=""):
+    """Call kubectl as the administrator."""
+    done = subprocess.run(
+        [
+            str(testbed.kube.kubectl),
+            "--kubeconfig",
+            str(testbed.cluster.kubeconfig()),
+            *arguments,
+        ],
+        input=stdin,
         text=True,
-        check=True,
         capture_output=True,
         timeout=30,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def create_in_one_request(testbed, pods):
+    """Hand all pods over in one go."""
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+    kubectl(testbed, "create", "-f", "-", stdin=document)
+
+
+def bind_as_another_scheduler(testbed, namespace, name, node):
+    """Do what any scheduler may do: bind a pod without asking our extender."""
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+    kubectl(testbed, "create", "--raw", path, "-f", "-", stdin=json.dumps(binding))
 
 
 def phase(found):
@@ -110,23 +133,25 @@ def test_pods_created_together_never_swap_their_caps(testbed, namespace):
             kube.wait_gone("v1", "Pod", name, namespace, timeout_s=30)
 
 
-def test_a_pod_of_another_scheduler_in_between_is_refused_not_served(testbed, namespace):
+@pytest.mark.parametrize("order", [("other", "a", "b"), ("a", "other", "b"), ("a", "b", "other")])
+def test_a_pod_of_another_scheduler_in_between_is_refused_not_served(testbed, namespace, order):
     kube = testbed.kube
-    create_in_one_request(
-        testbed,
-        [
-            pod(testbed, namespace, "a", 2048),
-            pod(testbed, namespace, "other", 9999, scheduler="default-scheduler"),
-            pod(testbed, namespace, "b", 4096),
-        ],
-    )
-    for name, mib in (("a", 2048), ("b", 4096)):
+    node = testbed.cluster.status().nodes[0].name
+    caps = {"a": 2048, "b": 4096}
+    for name in order:
+        if name == "other":
+            kube.create(pod(testbed, namespace, name, 3072, scheduler="somebody-elses"))
+            bind_as_another_scheduler(testbed, namespace, name, node)
+        else:
+            kube.create(pod(testbed, namespace, name, caps[name]))
+    for name, mib in caps.items():
         found = wait_phase(kube, namespace, name, ("Running", "Failed"))
         assert phase(found) == "Running", found["status"]
         assert memory_limit(kube, namespace, name) == mib
     refused = wait_phase(kube, namespace, "other", ("Failed", "Running"))
     assert phase(refused) == "Failed"
-    assert "other" in refused["status"]["message"]
+    assert "Allocate failed" in refused["status"]["message"]
+    assert f"{namespace}/other" in refused["status"]["message"]
     assert names.POD_ALLOCATED not in refused["metadata"].get("annotations", {})
 
 
