@@ -51,7 +51,7 @@ def kubectl(testbed, *arguments, stdin=""):
     """Call kubectl as the administrator."""
     done = subprocess.run(
         [
-            str(testbed.kube.kubectl),
+            str(testbed.kube.kubectl_path()),
             "--kubeconfig",
             str(testbed.cluster.kubeconfig()),
             *arguments,
