@@ -363,6 +363,17 @@ def test_twenty_pods_race_for_ten_slots(
     assert reasons == {"FilteringFailed"}
 
 
+@pytest.mark.timeout(180)
+def test_l11_forty_pods_of_one_node_are_bound_in_bounded_time(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node(slots=40)
+    for i in range(40):
+        create(f"p{i}", node, mem=100)
+    tools.wait_for(lambda: len(bound(api_server.pods(namespace))) == 40, 60, "all are bound")
+    assert stack.cards(node)[0]["slots"]["used"] == 40
+
+
 def test_memory_of_a_card_is_never_promised_twice(
     api_server, stack, gpu_node, create, plugin, namespace, tools
 ):
