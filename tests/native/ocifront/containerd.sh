@@ -16,7 +16,10 @@ state = "/run/containerd"
 EOF
 containerd -c /run/config.toml > "$HOME/containerd.log" 2>&1 &
 ctr="ctr -a /run/containerd.sock -n k8s.io"
-until $ctr version > /dev/null 2>&1; do kill -0 $! && sleep 0.05; done
+until $ctr version > /dev/null 2>&1; do
+  kill -0 $! || exit 1
+  sleep 0.05
+done
 $ctr images import --no-unpack "$archive" > "$HOME/import.log" 2>&1
 exec $ctr run --rm --snapshotter overlayfs --runc-binary "$front" \
   --annotation io.kubernetes.cri.container-type=container \
