@@ -175,12 +175,18 @@ say(count=torch.cuda.device_count(), name=p.name, total=p.total_memory, info=tot
     assert found["cudnn"] == 92600 and found["nccl"] == [2, 30, 7]
 
 
-def test_visible_devices(cards: Cards, run: Run) -> None:
+def test_visible_devices(cards: Cards, start: Start, run: Run) -> None:
     root = cards(2)
-    text = "say(count=torch.cuda.device_count(), bad=torch.cuda.is_available())"
+    text = "say(count=torch.cuda.device_count())"
     assert run(root, text, CUDA_VISIBLE_DEVICES="1")["count"] == 1
-    none = run(root, text, CUDA_VISIBLE_DEVICES="")
-    assert none["count"] == 0 and none["bad"] is False
+    none = """
+import ctypes, json
+n = ctypes.c_int(-1)
+error = ctypes.CDLL("libcudart.so.13").cudaGetDeviceCount(ctypes.byref(n))
+print(json.dumps({"error": error, "count": n.value}))
+"""
+    (found,) = start(root, none, prelude="", CUDA_VISIBLE_DEVICES="").ends()
+    assert found == {"error": 100, "count": 0}  # cudaErrorNoDevice
 
 
 def test_two_processes_share_a_card_and_a_killed_one_gives_back(cards: Cards, start: Start) -> None:
@@ -193,10 +199,10 @@ say(used=used())
 until("never")
 """,
     )
-    held = holder.says()["used"]
     other = start(
         root,
         """
+until("held")
 try:
     torch.empty(30 * GIB, dtype=torch.uint8, device="cuda")
     say(message="none")
@@ -211,6 +217,8 @@ x = torch.empty(70 * GIB, dtype=torch.uint8, device="cuda")
 say(used=used())
 """,
     )
+    held = holder.says()["used"]
+    other.hears("held")
     first = other.says()
     # torch asks NVML who else is there.
     assert re.search(rf"Process {holder.pid} has 6\d\.\d+ GiB memory in use", first["message"]), (
