@@ -194,7 +194,7 @@ class Plugin:
             self._kubelet = None
             return
         self._kubelet, self._complaint = seen, ""
-        _log.info("registered resource=%s devices=%d", self._resource, len(self._inventory.cards))
+        _log.info("registered resource=%s cards=%d", self._resource, len(self._inventory.cards))
 
     def _write_node(self, now: float) -> None:
         text = encode_register(self._inventory.cards)

@@ -36,6 +36,8 @@ class FakeApi:
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.node_patches = 0
         self.closing = False
+        #: Watches that are older end with 410, as after a compaction.
+        self.oldest = 0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -76,6 +78,9 @@ class FakeApi:
                         version = fake.version
                         if fake.closing:
                             break
+                        if version < fake.oldest or any(e[0] < fake.oldest for e in fresh):
+                            gone = {"code": 410, "message": "too old resource version"}
+                            fresh = [(0, "ERROR", gone)]
                     for _, kind, item in fresh:
                         line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
@@ -178,7 +183,7 @@ class FakeKubelet(
 ):  # type: ignore[misc]
     """One life of kubelet: takes a registration, follows the devices, allocates."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, wipe: bool = True) -> None:
         self.folder = folder
         self.changed = threading.Condition()
         self.devices: dict[str, str] = {}
@@ -187,7 +192,7 @@ class FakeKubelet(
         self.pods: dict[tuple[str, str], dict[str, list[str]]] = {}
         self.registered: list[Any] = []
         # A starting kubelet wipes its folder.
-        for path in folder.glob("*.sock"):
+        for path in folder.glob("*.sock" if wipe else "kubelet.sock"):
             path.unlink()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         deviceplugin_grpc.add_RegistrationServicer_to_server(self, self._server)
@@ -290,16 +295,16 @@ def api() -> Iterator[FakeApi]:
 
 
 @pytest.fixture
-def start_kubelet(tmp_path: Path) -> Iterator[Callable[[], FakeKubelet]]:
+def start_kubelet(tmp_path: Path) -> Iterator[Callable[..., FakeKubelet]]:
     """Start a life of kubelet; the one before it ends."""
     folder = tmp_path / "kubelet"
     folder.mkdir()
     lives: list[FakeKubelet] = []
 
-    def start() -> FakeKubelet:
+    def start(*, wipe: bool = True) -> FakeKubelet:
         if lives:
             lives.pop().close()
-        lives.append(FakeKubelet(folder))
+        lives.append(FakeKubelet(folder, wipe=wipe))
         return lives[-1]
 
     yield start

@@ -254,4 +254,17 @@ def test_node_is_written_on_change_only(plugin: Running, api: Any, start_kubelet
     plugin.config.write_text("deviceSplitCount: 4\n")
     kubelet.wait(lambda: len(kubelet.devices) == 4, "four slots")
     eventually(lambda: api.node_patches >= 2, "written again")
+    for generation in (1, 2, 3):  # each is a turn of the loop in which no card changes
+        plugin.config.write_text(f"deviceSplitCount: 4\ngeneration: {generation}\n")
+        eventually(
+            lambda wanted=generation: plugin.healthz()[1]["generation"] == wanted,  # type: ignore[misc]
+            "another turn",
+        )
     assert api.node_patches == 2
+
+
+def test_kubelet_that_leaves_our_socket_is_noticed(plugin: Running, start_kubelet: Any) -> None:
+    kubelet = start_kubelet()
+    kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+    again = start_kubelet(wipe=False)
+    again.wait(lambda: len(again.devices) == 10, "registered with the new kubelet")

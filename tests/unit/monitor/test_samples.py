@@ -56,6 +56,7 @@ def test_since_misses_nothing_and_gives_nothing_twice() -> None:
     _, ticks = ring.since(since)
     assert got + [s.pid for tick in ticks for s in tick.samples] == [1, 2, 3, 4, 5]
     times = [tick.time for tick in ring.since(0)[1]]
+    assert [tick.time for tick in ring.since(times[2])[1]] == times[3:], "after, not from"
     assert times == sorted(set(times))
 
 

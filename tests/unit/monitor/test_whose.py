@@ -94,6 +94,7 @@ def test_a_static_pods_uid() -> None:
     [
         pytest.param(log(VICTIM, "cb", device="0:77"), id="a tmpfs of the tenant"),
         pytest.param(log(VICTIM, "cb", prefix="/pods/"), id="same device, other folder"),
+        pytest.param(log(VICTIM, "cb", prefix="/Kubelet/pods/"), id="same length"),
         pytest.param(log(VICTIM, "cb", prefix="/x/kubelet/pods/"), id="longer prefix"),
         pytest.param(
             log(

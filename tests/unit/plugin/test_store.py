@@ -100,11 +100,12 @@ def test_sweep_leaves_the_young_and_the_mounted(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     (proc / "12").mkdir(parents=True)
     mounts = proc / "12/mountinfo"
+    mounts.write_text("36 35 98:0 / / rw - ext4 /dev/x rw\n")
+    assert sweep(tmp_path, set(), proc=proc, now=folder.stat().st_mtime + 1) == ()
     mounts.write_text(
         f"36 35 98:0 /lib/vgpu-testbed/containers/{UID}_main /usr/local/vgpu rw - ext4 /dev/x rw\n"
     )
     now = folder.stat().st_mtime
-    assert sweep(tmp_path, set(), proc=proc, now=now + 1) == ()
     assert sweep(tmp_path, set(), proc=proc, now=now + 3600) == ()
     mounts.write_text("36 35 98:0 / / rw - ext4 /dev/x rw\n")
     assert sweep(tmp_path, set(), proc=proc, now=now + 3600) == (f"{UID}_main",)
