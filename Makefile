@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup native e2e test lint test-unit test-native test-component test-e2e clean
+.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -23,12 +23,15 @@ $(VENV)/.stamp: requirements.lock pyproject.toml
 native: setup ## Build the C libraries and programs
 	@$(BIN)/python -m testbed.native.build
 
+prepare: native ## Fetch or build Kubernetes, containerd, PyTorch, images
+	@$(BIN)/testbed prepare >/dev/null
+
 e2e: native ## Main job: cluster, stack, notebook, checks, verdict
 	@$(BIN)/testbed run $(CASES) $(ARGS)
 
 test: lint test-unit test-native test-component test-e2e ## Run all tests
 
-lint: native ## Lint, types, import contracts
+lint: setup ## Lint, types, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -37,13 +40,16 @@ lint: native ## Lint, types, import contracts
 test-unit: native ## Pure parts, no network, no cluster
 	@$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
 
-test-native: native ## C libraries, then once more with sanitizers
+test-native: prepare ## C libraries, then once more with sanitizers
 	@$(BIN)/python -m pytest tests/native $(ARGS)
 
-test-component: native ## Webhook, extender, plugin, monitor against a real API server
+test-component: prepare ## Webhook, extender, plugin, monitor against a real API server
 	@$(BIN)/python -m pytest tests/component $(ARGS)
 
-test-e2e: native ## Process cluster and the core cases
+test-prepare: native ## Fetch or build Kubernetes, containerd, PyTorch, images
+	@$(BIN)/testbed prepare >/dev/null
+
+e2e: native ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 clean: ## Remove what was built in this folder (downloads stay in ~/.cache/vgpu-testbed)

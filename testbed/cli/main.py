@@ -12,6 +12,7 @@ import yaml
 from testbed import __version__
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 from testbed.cli.run import run
+from testbed.lab import binaries, images
 from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus
 from testbed.lab.notebook import scenarios_root
 from testbed.lab.progress import ConsoleProgress
@@ -142,6 +143,23 @@ def list_cases(output: Output = Format.table, as_json: Json = False) -> None:
         emit(
             [{"case": case, "path": path} for case, path in rows],
             columns(("CASE", "PARAMETERS"), rows),
+            chosen,
+        )
+
+
+@app.command()
+def prepare(output: Output = Format.table, as_json: Json = False) -> None:
+    """Fetch or build everything that a testbed needs, and start nothing."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        progress = ConsoleProgress()
+        programs = binaries.ensure(progress)
+        prepared = images.prepare(progress)
+        rows = [("binaries", str(programs.folder))]
+        rows += [(image.reference, str(image.archive)) for image in prepared]
+        emit(
+            [{"name": name, "path": path} for name, path in rows],
+            columns(("NAME", "PATH"), rows),
             chosen,
         )
 
