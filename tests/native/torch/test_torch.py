@@ -21,6 +21,8 @@ from testbed.lab.progress import QuietProgress
 from testbed.native.standins.elf import read
 from testbed.units import GIB, MIB
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., dict[str, Any]]
 Cards = Callable[..., Path]
 Start = Callable[..., Any]
@@ -129,7 +131,7 @@ z = torch.empty(n, dtype=torch.uint8, device="cuda"); z.copy_(data); z.zero_()
 grid = torch.arange(0, 100, dtype=torch.int32).reshape(10, 10)
 say(card=torch.equal(b.cpu(), data), pinned=torch.equal(host, data), is_pinned=pinned.is_pinned(),
     zero=int(z.cpu().max()), part=torch.equal(a[100:200].cpu(), data[100:200]),
-    grid=torch.equal(grid.cuda().cpu(), grid), big=round_trip(256))
+    grid=torch.equal(grid.cuda().cpu(), grid), big=round_trip())
 """,
     )
     assert found["card"] and found["pinned"] and found["is_pinned"] and found["part"]
