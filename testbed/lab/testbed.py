@@ -73,7 +73,8 @@ class Testbed:
         """Deploy the stack (again: to the state that this source tree has)."""
         prepared = images.prepare(progress)
         values = self._values(prepared)
-        deploy(self.kube, values, progress)
+        known = {node.name: node.cards for node in self.cluster.status().nodes if node.cards}
+        deploy(self.kube, values, progress, expected=known or None)
         info = Info(
             provider=self.provider,
             stack=f"vgpu-testbed {__version__}",
@@ -165,7 +166,7 @@ def parse_cards(text: str) -> tuple[CardSpec, ...]:
         profile, _, count = entry.strip().partition(":")
         if not profile or (count and not count.isdecimal()) or count == "0":
             raise InputError(f"{text!r} does not name cards", hint="write a100-80gb:2")
-        profiles.profile(profile)
+        profiles.load(profile)
         found.append(CardSpec(profile=profile, count=int(count or 1)))
     if sum(card.count for card in found) > MAX_CARDS:
         raise InputError(
