@@ -3,11 +3,13 @@
 
 #include <elf.h>
 #include <link.h>
-#include <string.h>
+#include <stddef.h>
 
-static const char *last_part(const char *path) {
-    const char *slash = path == NULL ? NULL : strrchr(path, '/');
-    return slash == NULL ? path : slash + 1;
+VGPU_EARLY static const char *last_part(const char *path) {
+    const char *part = path;
+    for (; path != NULL && *path != '\0'; path++)
+        if (*path == '/') part = path + 1;
+    return part;
 }
 
 struct wanted {
@@ -16,22 +18,22 @@ struct wanted {
     void *found;
 };
 
-static uint32_t gnu_hash(const char *name) {
+VGPU_EARLY static uint32_t gnu_hash(const char *name) {
     uint32_t hash = 5381;
     for (; *name != '\0'; name++) hash = hash * 33 + (unsigned char)*name;
     return hash;
 }
 
 /* glibc relocates the pointers of a dynamic section in place, other loaders do not. */
-static const void *at(const struct dl_phdr_info *info, ElfW(Addr) value) {
+VGPU_EARLY static const void *at(const struct dl_phdr_info *info, ElfW(Addr) value) {
     return (const void *)(value < info->dlpi_addr ? info->dlpi_addr + value : value);
 }
 
-static int visit_clib(struct dl_phdr_info *info, size_t size, void *data) {
+VGPU_EARLY static int visit_clib(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
     struct wanted *wanted = data;
     const char *name = last_part(info->dlpi_name);
-    if (name == NULL || (strcmp(name, "libc.so.6") != 0 && strcmp(name, "libdl.so.2") != 0))
+    if (name == NULL || (!vgpu_same(name, "libc.so.6") && !vgpu_same(name, "libdl.so.2")))
         return 0;
     const ElfW(Dyn) *dynamic = NULL;
     for (int i = 0; i < info->dlpi_phnum; i++)
@@ -55,7 +57,7 @@ static int visit_clib(struct dl_phdr_info *info, size_t size, void *data) {
         uint32_t hash = chain[i - first];
         if ((hash | 1) == (wanted->hash | 1) && symbols[i].st_shndx != SHN_UNDEF &&
             ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC &&
-            strcmp(strings + symbols[i].st_name, wanted->name) == 0) {
+            vgpu_same(strings + symbols[i].st_name, wanted->name)) {
             wanted->found = (void *)(info->dlpi_addr + symbols[i].st_value);
             return 1;
         }
@@ -63,7 +65,7 @@ static int visit_clib(struct dl_phdr_info *info, size_t size, void *data) {
     }
 }
 
-void *vgpu_clib(const char *name) {
+VGPU_EARLY void *vgpu_clib(const char *name) {
     struct wanted wanted = {.name = name, .hash = gnu_hash(name)};
     dl_iterate_phdr(visit_clib, &wanted);
     return wanted.found;
@@ -74,7 +76,7 @@ struct place {
     struct vgpu_object *object;
 };
 
-static int visit_object(struct dl_phdr_info *info, size_t size, void *data) {
+VGPU_EARLY static int visit_object(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
     struct place *place = data;
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -84,7 +86,8 @@ static int visit_object(struct dl_phdr_info *info, size_t size, void *data) {
             place->address >= start + segment->p_memsz)
             continue;
         const char *name = last_part(info->dlpi_name);
-        strncpy(place->object->name, name == NULL ? "" : name, sizeof place->object->name - 1);
+        for (size_t n = 0; name != NULL && name[n] != '\0' && n + 1 < VGPU_OBJECT_NAME; n++)
+            place->object->name[n] = name[n];
         place->object->base = info->dlpi_addr;
         place->object->found = true;
         return 1;
@@ -92,7 +95,7 @@ static int visit_object(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-struct vgpu_object vgpu_object_of(const void *address) {
+VGPU_EARLY struct vgpu_object vgpu_object_of(const void *address) {
     struct vgpu_object object = {.found = false};
     struct place place = {.address = (uintptr_t)address, .object = &object};
     dl_iterate_phdr(visit_object, &place);

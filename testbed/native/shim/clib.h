@@ -8,8 +8,20 @@
 /* The C library's own function, NULL where it has none (libdl.so.2 before glibc 2.34). */
 void *vgpu_clib(const char *name);
 
+/* For what runs inside of anybody's dlsym: also before a sanitizer, an allocator's
+ * interposer or the program itself is set up, so no library call and no instrumentation. */
+#define VGPU_EARLY __attribute__((no_sanitize("address", "undefined")))
+
+VGPU_EARLY static inline bool vgpu_same(const char *a, const char *b) {
+    for (; *a != '\0' && *a == *b; a++, b++) {
+    }
+    return *a == *b;
+}
+
+#define VGPU_OBJECT_NAME 64
+
 struct vgpu_object {
-    char name[64]; /* last part of the path, cut */
+    char name[VGPU_OBJECT_NAME]; /* last part of the path, cut */
     uintptr_t base;
     bool found;
 };

@@ -57,7 +57,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int flags) {
 
 static uint64_t pitched(uint64_t width, uint64_t height) {
     uint64_t row = (width + PITCH_ALIGNMENT - 1) & ~(PITCH_ALIGNMENT - 1), bytes;
-    return __builtin_mul_overflow(row, height, &bytes) ? UINT64_MAX / 2 : bytes;
+    return row < width || __builtin_mul_overflow(row, height, &bytes) ? UINT64_MAX / 2 : bytes;
 }
 
 static CUresult correct(CUresult result, CUdeviceptr ptr, uint64_t bytes, int entry,

@@ -43,13 +43,13 @@ typedef void *dlopen_fn(const char *path, int mode);
 static _Atomic(dlsym_fn *) clib_dlsym;
 static _Atomic(dlopen_fn *) clib_dlopen;
 
-static void *no_dlsym(void *handle, const char *name) {
+VGPU_EARLY static void *no_dlsym(void *handle, const char *name) {
     (void)handle;
     (void)name;
     return NULL;
 }
 
-static dlsym_fn *real_dlsym(void) {
+VGPU_EARLY static dlsym_fn *real_dlsym(void) {
     dlsym_fn *found = atomic_load_explicit(&clib_dlsym, memory_order_acquire);
     if (found == NULL) {
         found = (dlsym_fn *)vgpu_clib("dlsym");
@@ -88,9 +88,9 @@ void *vgpu_real(enum vgpu_symbol symbol) {
     return found;
 }
 
-static int hook_index(const char *name) {
+VGPU_EARLY static int hook_index(const char *name) {
     for (int i = 0; i < VGPU_SYM_HOOKS; i++)
-        if (strcmp(hooks[i].symbol, name) == 0) return i;
+        if (vgpu_same(hooks[i].symbol, name)) return i;
     return -1;
 }
 
@@ -125,7 +125,7 @@ static void *dlsym_hooked(void *handle, const char *name, void *caller) {
 }
 
 /* Where `dlsym` goes on: called by the assembly below, before anything is set up. */
-__attribute__((visibility("hidden"), used)) void *vgpu_dlsym_target(void *handle, const char *name);
+__attribute__((visibility("hidden"), used)) VGPU_EARLY void *vgpu_dlsym_target(void *handle, const char *name);
 void *vgpu_dlsym_target(void *handle, const char *name) {
     if (name != NULL && handle != RTLD_NEXT &&
         ((name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v')) &&

@@ -1,0 +1,94 @@
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+/* FAKE_NVML: "own" tells this process's bytes, "used" the card's only, "none" fails */
+static int mode(const char *wanted) {
+    const char *text = getenv("FAKE_NVML");
+    return strcmp(text == NULL ? "own" : text, wanted) == 0;
+}
+
+static int handles[FAKE_CARDS];
+static int card_of(const int *device) { return (int)(device - handles); }
+
+struct memory {
+    unsigned long long total, free, used;
+};
+struct memory_v2 {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+};
+struct process {
+    unsigned int pid;
+    unsigned long long used;
+    unsigned int gi, ci;
+};
+
+int nvmlInit_v2(void) { return mode("none") ? 9 : 0; }
+int nvmlShutdown(void) { return 0; }
+
+int nvmlDeviceGetUUID(const int *device, char *text, unsigned int length) {
+    unsigned char b[16];
+    fake_uuid(card_of(device), b);
+    snprintf(text, length, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+             b[14], b[15]);
+    return 0;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, int **device) {
+    if ((int)index >= fake_count()) return 2;
+    *device = &handles[index];
+    return 0;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, int **device) {
+    for (int i = 0; i < fake_count(); i++) {
+        char text[64];
+        nvmlDeviceGetUUID(&handles[i], text, sizeof text);
+        if (strcmp(text, uuid) == 0) {
+            *device = &handles[i];
+            return 0;
+        }
+    }
+    return 6;
+}
+
+int nvmlDeviceGetIndex(const int *device, unsigned int *index) {
+    *index = (unsigned int)card_of(device);
+    return 0;
+}
+
+int nvmlDeviceGetMemoryInfo(const int *device, struct memory *memory) {
+    struct fake_card *card = &fake_state()->cards[card_of(device)];
+    memory->total = card->total;
+    memory->used = card->used;
+    memory->free = card->total - card->used;
+    return 0;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(const int *device, struct memory_v2 *memory) {
+    struct memory v1;
+    nvmlDeviceGetMemoryInfo(device, &v1);
+    memory->total = v1.total;
+    memory->used = v1.used;
+    memory->reserved = 512 << 20;
+    memory->free = v1.free;
+    return 0;
+}
+
+/* Weak: bytes of this process are known where the driver double is loaded. */
+uint64_t fake_own(int card) __attribute__((weak));
+
+int nvmlDeviceGetComputeRunningProcesses_v3(const int *device, unsigned int *count,
+                                            struct process *out) {
+    if (!mode("own")) return 3;
+    uint64_t own = fake_own == NULL ? 0 : fake_own(card_of(device));
+    *count = own == 0 ? 0 : 1;
+    if (own != 0) *out = (struct process){.pid = (unsigned int)getpid(), .used = own};
+    return 0;
+}

@@ -1,0 +1,519 @@
+"""The cap: what one program can allocate, by every way, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from harness import CONTEXT, GIB, GRANULE, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, Container
+
+Make = Callable[..., Container]
+PHYSICAL = 16 * GIB
+
+
+def test_fills_to_the_granule_and_not_beyond(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        assert program("context()") == 0
+        assert program("fill()") == GIB - CONTEXT
+        assert program("fake_peak()") == GIB
+        assert gibibyte.used() == GIB
+        assert program("alloc(2 * MIB)")[0] == OUT_OF_MEMORY
+
+
+def test_control_without_the_library_takes_more(gibibyte: Container) -> None:
+    with gibibyte.without_library().start() as program:
+        assert program("context()") == 0
+        assert program("fill()") == PHYSICAL - CONTEXT
+        assert program("fake_peak()") > GIB
+
+
+def test_small_allocations_are_summed(container: Make) -> None:
+    box = container(CONTEXT + 4 * MIB)
+    with box.start() as program:
+        program("context()")
+        assert program("[alloc(1)[0] for _ in range(4096)].count(0)") == 4096
+        assert box.used() == CONTEXT + GRANULE == program("fake_used()")
+        assert program("alloc(512)")[0] == 0  # begins the second granule
+        assert box.used() == CONTEXT + 2 * GRANULE == program("fake_used()")
+        assert program("alloc(MIB)")[0] == OUT_OF_MEMORY
+        assert program("[alloc(512)[0] for _ in range(5000)].count(0)") == 4095
+        assert program("fake_peak()") == CONTEXT + 2 * GRANULE
+
+
+def test_survives_and_allocates_again(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        code, ptr = program("alloc(900 * MIB)")
+        assert code == 0
+        assert program("alloc(900 * MIB)")[0] == OUT_OF_MEMORY
+        assert gibibyte.view().denied == (1,)
+        assert program(f"free({ptr})") == 0
+        assert gibibyte.used() == CONTEXT
+        assert program("alloc(900 * MIB)")[0] == 0
+
+
+def test_sizes_are_told_alike(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("alloc(100 * MIB)")
+        used = CONTEXT + 100 * MIB
+        assert program("info()") == [0, GIB - used, GIB]
+        assert program("total()") == GIB
+        assert program("nvml_memory()") == [GIB, GIB - used, used]
+        assert program("nvml_memory_v2()") == [GIB, 0, GIB - used, used]
+
+
+def test_control_of_sizes(gibibyte: Container) -> None:
+    with gibibyte.without_library().start() as program:
+        program("context()")
+        assert program("info()[2]") == PHYSICAL
+        assert program("nvml_memory()[0]") == PHYSICAL
+
+
+def test_old_interfaces_are_capped_too(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("p = c_uint()")
+        v1 = "cuda().cuMemAlloc(byref(p), c_uint(600 * MIB))"
+        assert program(v1) == 0
+        assert program("fake_calls('cuMemAlloc')") == 1
+        assert program(v1) == OUT_OF_MEMORY
+        assert program("fake_calls('cuMemAlloc')") == 1
+        assert program("cuda().cuMemFree(p)") == 0
+        assert gibibyte.used() == CONTEXT
+        program("t = c_uint()")
+        assert program("cuda().cuDeviceTotalMem(byref(t), 0) or t.value") == GIB
+
+
+@pytest.mark.parametrize("limit", [0, 17 * GIB])
+def test_no_limit_and_a_limit_above_the_card(container: Make, limit: int) -> None:
+    """D14, D15: totals are physical, and counting goes on."""
+    box = container(limit)
+    with box.start() as program:
+        program("context()")
+        assert program("alloc(2 * GIB)")[0] == 0
+        assert program("info()[2]") == PHYSICAL
+        assert program("total()") == PHYSICAL
+        assert program("nvml_memory()[0]") == PHYSICAL
+        assert box.used() == CONTEXT + 2 * GIB
+
+
+def test_an_oversubscribed_limit_is_told_in_full(container: Make) -> None:
+    with container(17 * GIB, oversubscribe=True).start() as program:
+        program("context()")
+        assert program("info()") == [0, 17 * GIB - CONTEXT, 17 * GIB]
+
+
+def test_a_cap_below_the_context(container: Make) -> None:
+    """D1: the context is there, nothing is free, nothing can be allocated."""
+    with container(64 * MIB).start() as program:
+        assert program("context()") == 0
+        assert program("info()") == [0, 0, 64 * MIB]
+        assert program("nvml_memory()") == [64 * MIB, 0, 64 * MIB]
+        assert program("alloc(1)")[0] == OUT_OF_MEMORY
+
+
+def test_a_second_context_may_not_pass_the_cap(gibibyte: Container) -> None:
+    with gibibyte.start() as first, gibibyte.start() as second:
+        first("context()")
+        first("fill()")
+        assert second("context()") == OUT_OF_MEMORY
+        assert first("fake_peak()") == GIB
+
+
+def test_the_primary_context_is_charged_once(gibibyte: Container) -> None:
+    """D7"""
+    with gibibyte.start() as program:
+        program("[context() for _ in range(3)]")
+        assert gibibyte.used() == CONTEXT
+        assert [program("cuda().cuDevicePrimaryCtxRelease_v2(0)") for _ in range(3)] == [0, 0, 0]
+        assert gibibyte.used() == 0 == program("fake_used()")
+
+
+def test_what_a_context_holds_goes_with_it(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("other = c_void_p()")
+        assert program("cuda().cuCtxCreate_v2(byref(other), 0, 0)") == 0
+        assert gibibyte.used() == 2 * CONTEXT
+        program("alloc(100 * MIB)")
+        program("array(1024, 1024)")
+        assert program("cuda().cuCtxDestroy_v2(other)") == 0
+        assert gibibyte.used() == CONTEXT == program("fake_used()")
+
+
+def test_reset_gives_everything_back(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("alloc(100 * MIB)")
+        assert program("cuda().cuDevicePrimaryCtxReset_v2(0)") == 0
+        assert gibibyte.used() == 0 == program("fake_used()")
+
+
+@pytest.mark.parametrize("nvml", ["own", "used"])
+def test_the_context_is_measured(container: Make, nvml: str) -> None:
+    box = container(GIB, FAKE_NVML=nvml, FAKE_CONTEXT=str(123 * MIB))
+    with box.start() as program:
+        program("context()")
+        assert box.view().used[0].context_bytes == 124 * MIB
+
+
+def test_without_nvml_the_context_has_a_default(container: Make) -> None:
+    box = container(GIB, FAKE_NVML="none")
+    with box.start() as program:
+        program("context()")
+        assert box.view().used[0].context_bytes == 512 * MIB
+        assert program("fill()") == 512 * MIB
+
+
+def test_a_failed_context_costs_nothing(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("cuda().cuInit(0)")
+        program("fake_fail('cuDevicePrimaryCtxRetain', 999)")
+        assert program("context()") == 999
+        assert gibibyte.used() == 0
+        assert program("context()") == 0
+        assert gibibyte.used() == CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("alloc(10 * MIB)", "cuMemAlloc_v2"),
+        ("managed(10 * MIB)", "cuMemAllocManaged"),
+        ("pitch(4096, 4096)", "cuMemAllocPitch_v2"),
+        ("alloc_async(10 * MIB)", "cuMemAllocAsync"),
+        ("create(10 * MIB)", "cuMemCreate"),
+        ("array(1024, 1024)", "cuArrayCreate_v2"),
+        ("array3d(64, 64, 64)", "cuArray3DCreate_v2"),
+        ("mipmapped(1024, 1024, 3)", "cuMipmappedArrayCreate"),
+    ],
+)
+def test_a_call_that_the_driver_refuses_is_not_counted(
+    gibibyte: Container, call: str, name: str
+) -> None:
+    """D8, and for every error of the driver's, not only its own OUT_OF_MEMORY."""
+    with gibibyte.start() as program:
+        program("context()")
+        for code in (OUT_OF_MEMORY, 999):
+            program(f"fake_fail({name!r}, {code})")
+            assert program(call)[0] == code
+            assert gibibyte.used() == CONTEXT
+        assert program(call)[0] == 0
+        assert gibibyte.used() > CONTEXT
+        assert gibibyte.used() == program("fake_used()")
+
+
+@pytest.mark.parametrize(
+    ("call", "undo"),
+    [
+        ("alloc(600 * MIB)", "free({0})"),
+        ("managed(600 * MIB)", "free({0})"),
+        ("pitch(600 * MIB // 1024, 1024)", "free({0})"),
+        ("alloc_async(600 * MIB)", "free_async({0})"),
+        ("alloc_async(600 * MIB, 0, '_ptsz')", "free_async({0})"),
+        ("alloc_async(600 * MIB)", "free({0})"),
+        ("alloc(600 * MIB)", "free_async({0})"),
+        ("alloc_pool(600 * MIB, default_pool())", "free_async({0})"),
+        ("create(600 * MIB)", "release({0})"),
+        ("array(600 * 1024, 256)", "destroy_array({0})"),
+        ("array3d(1024, 1024, 150)", "destroy_array({0})"),
+        ("mipmapped(600 * 1024, 192, 2)", "destroy_array({0}, 'cuMipmappedArrayDestroy')"),
+    ],
+)
+def test_every_kind_is_capped_and_given_back(gibibyte: Container, call: str, undo: str) -> None:
+    """D4: a hundred rounds end where they began."""
+    with gibibyte.start() as program:
+        program("context()")
+        for _ in range(100):
+            code, handle, *_ = program(call)
+            assert code == 0
+            assert gibibyte.used() == program("fake_used()") > CONTEXT + 550 * MIB
+            assert program(call)[0] == OUT_OF_MEMORY
+            assert program(undo.format(handle)) == 0
+            assert gibibyte.used() == program("fake_used()") == CONTEXT
+        assert program("fake_peak()") <= GIB
+
+
+def test_unknown_pointers_go_to_the_driver(gibibyte: Container) -> None:
+    """D4"""
+    with gibibyte.start() as program:
+        program("context()")
+        program("alloc(10 * MIB)")
+        before = gibibyte.used()
+        for name in ("cuMemFree_v2", "cuMemFreeAsync"):
+            calls = program(f"fake_calls({name!r})")
+            program(f"cuda().{name}(c_uint64(0xdead0000), None)")
+            assert program(f"fake_calls({name!r})") == calls + 1
+        assert program("free(0xdead0000)") == 1
+        assert program("release(77)") == 1
+        assert program("unmap(0xdead0000, 4096)") == 1
+        assert program("destroy_array(0xdead0000)") == 1
+        assert gibibyte.used() == before
+
+
+def test_a_free_that_fails_stays_counted(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        _, ptr = program("alloc(10 * MIB)")
+        program("fake_fail('cuMemFree_v2', 999)")
+        assert program(f"free({ptr})") == 999
+        assert gibibyte.used() == CONTEXT + 10 * MIB
+        assert program(f"free({ptr})") == 0
+        assert gibibyte.used() == CONTEXT
+
+
+def test_a_coarser_pitch_is_corrected(container: Make) -> None:
+    box = container(GIB, FAKE_PITCH="4096")
+    with box.start() as program:
+        program("context()")
+        assert program("pitch(100, 20000)")[0] == 0
+        assert box.used() == program("fake_used()") == CONTEXT + 80 * MIB
+        assert program("pitch(100, 250000)")[0] == OUT_OF_MEMORY  # 122 MiB by 512, 977 by 4096
+        assert box.used() == program("fake_used()") == CONTEXT + 80 * MIB
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1, 2**64 - 511, 1 << 62])
+def test_huge_sizes_do_not_overflow(gibibyte: Container, size: int) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        for call in (
+            f"alloc({size})",
+            f"alloc_async({size})",
+            f"create({size})",
+            f"managed({size})",
+            f"pitch({size}, {size})",
+            f"array({size}, {size})",
+        ):
+            assert program(call)[0] == OUT_OF_MEMORY, call
+        assert gibibyte.used() == CONTEXT
+
+
+def test_nothing_is_asked_of_the_driver_for_zero_bytes_but_the_call(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        assert program("alloc(0)")[0] == 1
+        assert gibibyte.view().denied == (0,)
+
+
+# --- pools ---------------------------------------------------------------------------
+
+
+def test_a_pool_is_counted_by_what_it_reserves(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        assert program("keep(default_pool(), 2**63)") == 0
+        _, ptr = program("alloc_async(300 * MIB)")
+        program(f"free_async({ptr})")
+        assert program("reserved(default_pool())") == 300 * MIB
+        assert gibibyte.used() == CONTEXT + 300 * MIB
+        assert program("cuda().cuMemPoolTrimTo(c_void_p(default_pool()), c_size_t(0))") == 0
+        assert gibibyte.used() == CONTEXT
+
+
+@pytest.mark.parametrize("call", ["alloc(900 * MIB)", "alloc_pool(900 * MIB, pool())"])
+def test_what_a_pool_only_keeps_makes_room(gibibyte: Container, call: str) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("keep(default_pool(), 2**63)")
+        _, ptr = program("alloc_async(300 * MIB)")
+        program(f"free_async({ptr})")
+        assert program(call)[0] == 0
+        assert program("fake_peak()") <= GIB
+        assert gibibyte.used() == program("fake_used()")
+
+
+def test_frees_that_the_stream_has_yet_to_reach_make_room(container: Make) -> None:
+    box = container(GIB, FAKE_DEFER="1")
+    with box.start() as program:
+        program("context()")
+        for _ in range(20):
+            code, ptr = program("alloc_async(800 * MIB)")
+            assert code == 0
+            assert program(f"free_async({ptr})") == 0
+        assert program("fake_peak()") <= GIB
+
+
+def test_waiting_brings_the_count_down(container: Make) -> None:
+    box = container(GIB, FAKE_DEFER="1")
+    with box.start() as program:
+        program("context()")
+        for wait in ("sync()", "cuda().cuCtxSynchronize()"):
+            _, ptr = program("alloc_async(800 * MIB)")
+            program(f"free_async({ptr})")
+            assert box.used() == CONTEXT + 800 * MIB
+            assert program(wait) == 0
+            assert box.used() == CONTEXT
+
+
+def test_a_coarse_pool_is_learned(container: Make) -> None:
+    """A pool that grows by 32 MiB: once seen, no allocation passes the cap by it."""
+    box = container(CONTEXT + 80 * MIB, FAKE_CHUNK=str(32 * MIB))
+    with box.start() as program:
+        program("context()")
+        assert program("alloc_async(2 * MIB)")[0] == 0
+        assert box.used() == program("fake_used()") == CONTEXT + 32 * MIB
+        assert [program("alloc_async(31 * MIB)")[0] for _ in range(3)] == [0, 2, 2]
+        assert box.used() == program("fake_peak()") == CONTEXT + 64 * MIB
+
+
+def test_the_allocation_that_shows_a_coarse_pool_is_undone(container: Make) -> None:
+    box = container(CONTEXT + 20 * MIB, FAKE_CHUNK=str(32 * MIB))
+    with box.start() as program:
+        program("context()")
+        assert program("alloc_async(2 * MIB)")[0] == OUT_OF_MEMORY
+        assert box.used() == program("fake_used()") == CONTEXT
+        peak = program("fake_peak()")
+        assert program("[alloc_async(2 * MIB)[0] for _ in range(5)]") == [OUT_OF_MEMORY] * 5
+        assert program("fake_peak()") == peak
+        assert program("fake_calls('cuMemAllocAsync')") == 1
+
+
+def test_host_pools_and_imported_pools_are_not_counted(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        assert program("alloc_pool(4 * GIB, pool(0, 2))")[0] == 0
+        assert gibibyte.used() == CONTEXT
+
+
+def test_a_destroyed_pool_with_memory_out_stays_counted(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("p = pool()")
+        assert program("alloc_pool(100 * MIB, p)")[0] == 0
+        assert program("cuda().cuMemPoolDestroy(c_void_p(p))") == 0
+        assert gibibyte.used() == CONTEXT + 100 * MIB
+        program("p = pool()")
+        assert program("cuda().cuMemPoolDestroy(c_void_p(p))") == 0
+        assert gibibyte.used() == CONTEXT + 100 * MIB
+
+
+def test_graph_memory_is_refused_under_a_limit(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("cuda().fake_capture(1)")
+        assert program("alloc_async(MIB)")[0] == NOT_SUPPORTED
+        program("cuda().fake_capture(0)")
+        assert program("cuda().cuGraphAddMemAllocNode(None, None, None, 0, None)") == NOT_SUPPORTED
+        program("params = (ctypes.c_int * 64)(10)")
+        for name, middle in (("cuGraphAddNode", ""), ("cuGraphAddNode_v2", "None, ")):
+            call = f"cuda().{name}(None, None, None, {middle}c_size_t(0), params)"
+            program("params[0] = 10")
+            assert program(call) == NOT_SUPPORTED
+            program("params[0] = 0")
+            assert program(call) == 0
+
+
+def test_graph_memory_passes_without_a_limit(container: Make) -> None:
+    with container(0).start() as program:
+        program("context()")
+        assert program("cuda().cuGraphAddMemAllocNode(None, None, None, 0, None)") == 0
+        program("cuda().fake_capture(1)")
+        assert program("alloc_async(MIB)")[0] == 0
+
+
+# --- physical memory ------------------------------------------------------------------
+
+
+def test_physical_memory_counts_until_released_and_unmapped(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        _, handle = program("create(100 * MIB)")
+        assert program(f"map_(0x10000000, 100 * MIB, {handle})") == 0
+        assert program(f"release({handle})") == 0
+        assert gibibyte.used() == CONTEXT + 100 * MIB  # still mapped
+        _, other = program("create(50 * MIB)")  # gets the number while the first lives
+        code, again = program("retain(0x10000000 + 5 * MIB)")
+        assert (code, again) == (0, handle)
+        assert program("unmap(0x10000000, 100 * MIB)") == 0
+        assert gibibyte.used() == CONTEXT + 150 * MIB  # held again
+        assert program(f"release({again})") == 0
+        assert gibibyte.used() == CONTEXT + 50 * MIB
+        assert program(f"release({other})") == 0
+        assert gibibyte.used() == CONTEXT == program("fake_used()")
+
+
+def test_one_unmap_of_many_mappings(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program(
+            "for i in range(20):\n"
+            "    _, h = create(20 * MIB)\n"
+            "    assert map_(0x10000000 + i * 20 * MIB, 20 * MIB, h) == 0\n"
+            "    assert release(h) == 0"
+        )
+        assert gibibyte.used() == CONTEXT + 400 * MIB
+        assert program("unmap(0x10000000, 400 * MIB)") == 0
+        assert gibibyte.used() == CONTEXT == program("fake_used()")
+
+
+def test_physical_memory_before_any_context(container: Make) -> None:
+    """D6: the device is the location's, not the current context's."""
+    box = container(GIB, 2 * GIB)
+    with box.start() as program:
+        program("cuda().cuInit(0)")
+        assert program("create(600 * MIB, 1)")[0] == 0
+        assert (box.used(0), box.used(1)) == (0, 600 * MIB)
+        assert program("create(600 * MIB, 0)")[0] == 0
+        assert program("create(600 * MIB, 0)")[0] == OUT_OF_MEMORY
+        assert program("create(600 * MIB, 0, 2)")[0] == 0  # host memory
+
+
+def test_deferred_arrays_are_free(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        for flags in (0x40, 0x80):
+            assert program(f"array3d(1 << 20, 1 << 20, 1, {flags})")[0] == 0
+        assert gibibyte.used() == CONTEXT
+
+
+# --- devices --------------------------------------------------------------------------
+
+
+def test_limits_follow_the_card_not_its_number(container: Make) -> None:
+    """CUDA_VISIBLE_DEVICES=1,0"""
+    box = container(GIB, 2 * GIB, FAKE_ORDER="1,0")
+    with box.start() as program:
+        assert program("total(0)") == 2 * GIB
+        assert program("total(1)") == GIB
+        program("context(0)")
+        assert program("alloc(1500 * MIB)")[0] == 0
+        assert (box.used(0), box.used(1)) == (0, CONTEXT + 1500 * MIB)
+        assert program("nvml_memory(0)[0]") == GIB
+
+
+def test_the_same_by_environment(container: Make) -> None:
+    with container(GIB, 2 * GIB, by="environment", FAKE_ORDER="1,0").start() as program:
+        assert program("total(0)") == 2 * GIB
+        assert program("total(1)") == GIB
+
+
+def test_freeing_on_another_device_uncounts_the_owner(container: Make) -> None:
+    """D4: the current device has nothing to say."""
+    box = container(GIB, GIB)
+    with box.start() as program:
+        program("context(0)")
+        _, plain = program("alloc(100 * MIB)")
+        _, ordered = program("alloc_async(100 * MIB)")
+        program("context(1)")
+        assert program(f"free({plain})") == 0
+        assert program(f"free_async({ordered})") == 0
+        assert (box.used(0), box.used(1)) == (CONTEXT, CONTEXT)
+
+
+def test_a_stream_of_another_device(container: Make) -> None:
+    box = container(GIB, GIB)
+    with box.start() as program:
+        program("context(0)")
+        program("s = stream()")
+        program("context(1)")
+        assert program("alloc_async(100 * MIB, s)")[0] == 0
+        assert (box.used(0), box.used(1)) == (CONTEXT + 100 * MIB, CONTEXT)
+
+
+def test_a_card_that_was_not_given(container: Make) -> None:
+    with container(GIB, cards=2).start() as program:
+        assert program("context(1)") == 0
+        assert program("alloc(2 * MIB)")[0] == OUT_OF_MEMORY
+        assert program("context(0)") == 0
+        assert program("alloc(2 * MIB)")[0] == 0
