@@ -59,6 +59,7 @@ def prepare(progress: Progress) -> Path:
     found = cache.find("pytorch", key)
     if found:
         return found
+    standins.compiler()  # missing: said before half a gigabyte is downloaded
     base = cache.obtain(
         "pytorch-packages",
         packages_key,

@@ -56,13 +56,13 @@ def build(
     """
     found = plan(site_packages)
     _check_runtime(found, runtime)
-    compiler = _compiler()
+    program = compiler()
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(runtime, folder / found.runtime_soname)
     (folder / found.runtime_soname).chmod(0o755)
     with tempfile.TemporaryDirectory(prefix="standins-") as scratch, ThreadPoolExecutor(2) as pool:
         jobs = [
-            pool.submit(_compile, compiler, source, Path(scratch), folder)
+            pool.submit(_compile, program, source, Path(scratch), folder)
             for source in found.sources
         ]
         for source, job in zip(found.sources, jobs, strict=True):
@@ -81,7 +81,12 @@ def _check_runtime(found: Plan, runtime: Path) -> None:
         )
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """Return the C compiler's path.
+
+    Raises:
+        MissingTool: there is none.
+    """
     for name in ("gcc", "cc", "clang"):
         path = shutil.which(name)
         if path:
@@ -93,14 +98,14 @@ def _compiler() -> str:
     )
 
 
-def _compile(compiler: str, source: Source, scratch: Path, folder: Path) -> None:
+def _compile(program: str, source: Source, scratch: Path, folder: Path) -> None:
     c = scratch / f"{source.soname}.c"
     script = scratch / f"{source.soname}.map"
     c.write_text(source.c)
     script.write_text(source.version_script)
     target = folder / source.soname
     command = [
-        compiler,
+        program,
         *_FLAGS,
         f"-I{_HEADERS}",
         f"-Wl,-soname,{source.soname}",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import MissingTool, TestbedError
 from testbed.native import standins
-from testbed.native.standins.build import _compile, _compiler
+from testbed.native.standins.build import _compile
 from testbed.native.standins.elf import Dynamic, Symbol, read
 from testbed.native.standins.families import FAMILIES, Versions
 from testbed.native.standins.generate import Plan, make_plan
@@ -177,13 +177,13 @@ def test_a_runtime_function_that_we_lack_is_named(tmp_path: Path, runtime_librar
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingTool, match="no C compiler") as caught:
-        _compiler()
+        standins.compiler()
     assert "apt-get install gcc" in caught.value.hint
 
 
 def compiled(folder: Path, *symbols: Symbol, needed: tuple[str, ...] = ()) -> Path:
     (source,) = torch(*symbols, needed=needed).sources
-    _compile(_compiler(), source, folder, folder)
+    _compile(standins.compiler(), source, folder, folder)
     return folder / source.soname
 
 
