@@ -7,6 +7,7 @@ undefined-behaviour sanitizers.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,8 +48,10 @@ def entry_point(name, function, status=None):
 
 
 @pytest.fixture(scope="session")
-def runtime_library() -> Path:
-    return artifacts.library("libcudart.so.13")
+def runtime_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In a folder of its own: beside the built one lies the emulated driver."""
+    folder = tmp_path_factory.mktemp("runtime")
+    return Path(shutil.copy(artifacts.library("libcudart.so.13"), folder))
 
 
 @pytest.fixture(scope="session")
