@@ -42,9 +42,9 @@ bool emu_uuid_bytes(const char *text, unsigned char bytes[16])
     return digits == 32;
 }
 
-static struct card_state *map_state(const char *path)
+static struct card_state *map_state(const char *path, bool writable)
 {
-    int fd = open(path, O_RDWR | O_CLOEXEC);
+    int fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
     if (fd < 0) {
         if (errno != ENOENT && errno != ENOTDIR)
             emu_log(EMU_LOG_ERROR, "%s: %s", path, strerror(errno));
@@ -53,7 +53,8 @@ static struct card_state *map_state(const char *path)
     struct stat information;
     void *map = MAP_FAILED;
     if (fstat(fd, &information) == 0 && information.st_size >= (off_t)sizeof(struct card_state))
-        map = mmap(NULL, sizeof(struct card_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        map = mmap(NULL, sizeof(struct card_state), writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                   MAP_SHARED, fd, 0);
     close(fd);
     if (map == MAP_FAILED) {
         emu_log(EMU_LOG_ERROR, "%s: too short or not mappable", path);
@@ -90,7 +91,7 @@ static int by_index(const void *a, const void *b)
     return strcmp(left->uuid, right->uuid);
 }
 
-int emu_cards_find(struct emu_card cards[EMU_MAX_CARDS], const void *symbol)
+int emu_cards_find(struct emu_card cards[EMU_MAX_CARDS], const void *symbol, bool writable)
 {
     char named[400], folder[PATH_MAX];
     const char *given = getenv("VGPU_EMU_CARDS");
@@ -117,7 +118,7 @@ int emu_cards_find(struct emu_card cards[EMU_MAX_CARDS], const void *symbol)
         struct emu_card *card = &cards[count];
         snprintf(card->folder, sizeof card->folder, "%.400s/%.63s", folder, entry->d_name);
         snprintf(path, sizeof path, "%s/state", card->folder);
-        card->state = map_state(path);
+        card->state = map_state(path, writable);
         if (card->state != NULL)
             count++;
     }

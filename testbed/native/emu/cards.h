@@ -18,8 +18,9 @@ struct emu_card {
 };
 
 /* Finds the cards below VGPU_EMU_CARDS, or below "../cards" of the folder that holds
- * `symbol`'s library; ordered by the card's index. Returns how many. */
-int emu_cards_find(struct emu_card cards[EMU_MAX_CARDS], const void *symbol);
+ * `symbol`'s library; ordered by the card's index. Returns how many. Without `writable`
+ * the state is mapped for reading only (a read-only mount will do). */
+int emu_cards_find(struct emu_card cards[EMU_MAX_CARDS], const void *symbol, bool writable);
 
 /* "GPU-xxxxxxxx-…" into 16 bytes; false where the text is none. */
 bool emu_uuid_bytes(const char *text, unsigned char bytes[16]);

@@ -49,7 +49,7 @@ void devices_open(void)
     static struct emu_card cards[EMU_MAX_CARDS];
     static int count;
     if (count == 0)
-        count = emu_cards_find(cards, (const void *)&cuInit);
+        count = emu_cards_find(cards, (const void *)&cuInit, true);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible == NULL) {
         for (int i = 0; i < count; i++)

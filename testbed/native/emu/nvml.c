@@ -28,7 +28,7 @@ EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned int flags)
         /* Once and for all: descriptors and handles outlive nvmlShutdown, since closing
          * a descriptor of cuda.lock would drop libcuda's locks in this process. */
         static struct emu_card cards[EMU_MAX_CARDS];
-        int count = emu_cards_find(cards, (const void *)&nvmlInitWithFlags);
+        int count = emu_cards_find(cards, (const void *)&nvmlInitWithFlags, false);
         for (int i = 0; i < count; i++) {
             nvml_devices[i].card = cards[i];
             lockfile_set(&nvml_devices[i].locks, cards[i].folder, "cuda.lock", false);

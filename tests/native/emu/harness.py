@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,21 @@ OWN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--k
 
 class Failed(AssertionError):
     """The code raised in its process."""
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process started: inside ``unshare``, the one that counts."""
+    try:
+        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Worker:
@@ -72,8 +88,14 @@ class Worker:
         return self.stderr.read_text(errors="replace")
 
     def kill(self) -> None:
+        """Kill the process, and wait until it is gone in its own namespace as well."""
+        inner = children_of(self.process.pid)
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
+        while any(_alive(pid) for pid in inner):
+            assert time.monotonic() < deadline, f"{inner} outlived a kill"
+            time.sleep(0.005)
 
     def close(self) -> None:
         """End the process and look at what it left on standard error."""

@@ -96,9 +96,7 @@ def test_registered_memory(worker: Worker) -> None:
     )
     assert worker("int(call('cuMemHostGetDevicePointer', at + 8, 0)) == at + 8")
     worker("call('cuMemHostUnregister', at)")
-    assert (
-        worker("error('cuMemHostUnregister', at)") == "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"
-    )
+    assert worker("error('cuMemHostUnregister', at)") == "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"
 
 
 def test_copies_move_bytes(worker: Worker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +18,14 @@ MIB = 1 << 20
 
 #: What torch resolves in one go; a missing one is an assertion inside its error path.
 TORCH = (
-    "nvmlInit_v2 nvmlDeviceGetHandleByPciBusId_v2 nvmlDeviceGetComputeRunningProcesses "
-    "nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkRemotePciInfo_v2 "
-    "nvmlDeviceGetGpuFabricInfoV nvmlSystemGetCudaDriverVersion_v2"
-).split()
+    "nvmlInit_v2",
+    "nvmlDeviceGetHandleByPciBusId_v2",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetNvLinkRemoteDeviceType",
+    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlSystemGetCudaDriverVersion_v2",
+)
 
 
 @pytest.fixture
@@ -136,6 +141,42 @@ def test_xid_events(emulation: Emulation, nvml: Worker) -> None:
     assert nvml("n.nvmlEventSetWait_v2(events, 30000).eventData") == 79
     with pytest.raises(AssertionError, match="GPU is lost"):
         nvml("n.nvmlDeviceGetName(h)")
+
+
+def test_cards_that_cannot_be_written(emulation: Emulation) -> None:
+    """The monitor and the plugin may see the cards on a read-only mount."""
+    user = emulation.start()
+    user("context()")
+    cards = emulation.root / "cards"
+    mount = f"mount --bind {cards} {cards} && mount -o remount,bind,ro {cards}"
+    script = f"""
+import os, pynvml as n
+try:
+    open({str(emulation.card() / "state")!r}, "r+b")
+except OSError as error:
+    print(error.strerror)
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+print(n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used)
+"""
+    inner = shlex.join(emulation.command(sys.executable, "-c", script))
+    done = subprocess.run(
+        [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-ec",
+            f"{mount} && exec {inner}",
+        ],
+        env=emulation.environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["Read-only file system", str(424 * MIB)]
 
 
 def test_unsupported(nvml: Worker) -> None:

@@ -68,9 +68,7 @@ def test_threshold_keeps_and_trim_gives(pool: Worker) -> None:
 
 def test_out_of_memory(pool: Worker) -> None:
     pool("free_bytes = call('cuMemGetInfo')[0]")
-    assert (
-        pool("error('cuMemAllocAsync', free_bytes + 1, stream)") == "CUDA_ERROR_OUT_OF_MEMORY"
-    )
+    assert pool("error('cuMemAllocAsync', free_bytes + 1, stream)") == "CUDA_ERROR_OUT_OF_MEMORY"
     pool("p = allocate(free_bytes)")
     assert pool("error('cuMemAllocAsync', 1, stream)") == "CUDA_ERROR_OUT_OF_MEMORY"
     pool("free(p); settle()")
@@ -128,4 +126,8 @@ def test_many_blocks(pool: Worker) -> None:
     assert pool("used() - base == ask('RESERVED_MEM_CURRENT')")
     assert pool("ask('RESERVED_MEM_CURRENT') >= ask('USED_MEM_CURRENT')")
     pool("[free(driver.CUdeviceptr(p)) for p in live]; settle()")
-    assert pool("(used() - base, ask('USED_MEM_CURRENT'), ask('RESERVED_MEM_CURRENT'))") == [0, 0, 0]
+    assert pool("(used() - base, ask('USED_MEM_CURRENT'), ask('RESERVED_MEM_CURRENT'))") == [
+        0,
+        0,
+        0,
+    ]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from harness import Emulation, Worker
+from harness import Emulation, Worker, children_of
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -267,12 +267,7 @@ def test_stopped_holder_is_waited_for(emulation: Emulation, pair: tuple[Worker, 
     """A process that is stopped outside of the lock stops nobody."""
     first, second = pair
     first("p = call('cuMemAlloc', GIB)")
-    target = first.process.pid
-    children = (f"/proc/{target}/task/{target}/children",)
-    for path in children:
-        with open(path) as file:
-            inner = file.read().split()
-    target = int(inner[0]) if inner else target
+    target = (children_of(first.process.pid) or [first.process.pid])[0]
     os.kill(target, signal.SIGSTOP)
     try:
         before = time.monotonic()

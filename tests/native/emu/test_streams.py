@@ -122,7 +122,11 @@ def test_code_and_launches(emulation: Emulation, worker: Worker) -> None:
     assert worker("call('cuFuncGetName', f).decode()") == "name"
     worker("call('cuLaunchKernel', f, 10, 1, 1, 256, 1, 1, 0, 0, 0, 0)")
     assert emulation.state().slots[0].launches == 1
-    for bad in ("f, 0, 1, 1, 1, 1, 1, 0", "f, 1, 1, 1, 1025, 1, 1, 0", "f, 1, 1, 1, 1, 1, 1, 49153"):
+    for bad in (
+        "f, 0, 1, 1, 1, 1, 1, 0",
+        "f, 1, 1, 1, 1025, 1, 1, 0",
+        "f, 1, 1, 1, 1, 1, 1, 49153",
+    ):
         assert worker(f"error('cuLaunchKernel', {bad}, 0, 0, 0)") == "CUDA_ERROR_INVALID_VALUE"
     worker("""
         call('cuFuncSetAttribute', f, driver.CUfunction_attribute(8), 100000)
