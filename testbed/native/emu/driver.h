@@ -63,6 +63,7 @@ struct device {
     uint64_t large_bytes;    /* multiples of the granule */
     uint64_t small_bytes;    /* multiples of EMU_SMALL_UNIT */
     uint64_t resident_bytes; /* host pages */
+    uint64_t looked_ns;      /* when a launch last made sure of the slot's lock */
 
     CUcontext primary;
     CUmemoryPool default_pool, current_pool;
@@ -83,6 +84,8 @@ CUresult account_charge(struct device *device, int64_t context, int64_t large, i
 CUresult account_resident(struct device *device, int64_t bytes);
 uint64_t account_used(struct device *device); /* over all live processes */
 int account_own_slot(struct device *device);  /* -1: none */
+
+/* Counts for people and, later, the time model; called without the lock. */
 void account_launch(struct device *device, uint64_t launches, uint64_t copied_bytes);
 
 /* --- address space (space.c); the lock is held ----------------------------- */

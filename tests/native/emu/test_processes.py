@@ -109,6 +109,20 @@ def test_a_lost_lock_is_taken_again(
     assert emulation.state().reclaimed == 0
 
 
+def test_launches_alone_take_it_again(pair: tuple[Worker, Worker]) -> None:
+    first, second = pair
+    first("""
+        import time
+        p = call('cuMemAlloc', 60 * GIB)
+        f = call('cuModuleGetFunction', call('cuModuleLoadData', b'image'), b'kernel')
+        os.closerange(3, 1000)
+        end = time.monotonic() + 0.3  # the driver looks ten times a second
+        while time.monotonic() < end:
+            call('cuLaunchKernel', f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+    """)
+    assert second("error('cuMemAlloc', 60 * GIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
 def test_a_slot_lost_for_good_is_replaced(
     emulation: Emulation, pair: tuple[Worker, Worker]
 ) -> None:
