@@ -322,9 +322,9 @@ def main() -> None:
             except SyntaxError:
                 exec(code, space)
                 answer = {"value": space.get("answer")}
-        except BaseException:
+        except BaseException:  # noqa: BLE001 - whatever it was, the test shows it
             answer = {"error": traceback.format_exc()}
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps(answer, default=repr) + "\n")
         sys.stdout.flush()
 
 
