@@ -1,0 +1,226 @@
+"""The library above the emulated driver: its figures are the card's, to the byte."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import harness
+import pytest
+from harness import GIB, MIB, OUT_OF_MEMORY, Container
+
+from testbed.card import driver_root
+from testbed.card.spec import CardSpec
+from testbed.native import build, card
+from testbed.native.region import RegionConstant, RegionDevice, make_region
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cmake") is None or shutil.which("ninja") is None, reason="no CMake or Ninja"
+)
+
+
+class Emulated:
+    """One container of a node with emulated A100 cards."""
+
+    def __init__(self, folder: Path, limits: tuple[int, ...], *, sanitized: bool) -> None:
+        self.root = folder / "root"
+        specs = [CardSpec(profile="a100-80gb", count=len(limits))]
+        self.uuids = driver_root.make(self.root, specs, budget_bytes=64 * MIB)
+        (folder / "c").mkdir()
+        devices = tuple(
+            RegionDevice(uuid=uuid, memory_limit_bytes=limit)
+            for uuid, limit in zip(self.uuids, limits, strict=True)
+        )
+        self.region = make_region(folder / "c", "cache", RegionConstant(devices=devices))
+        library = harness.shim(sanitized=sanitized)
+        driver = self.root / "driver"
+        self.container = Container(
+            library=library,
+            driver=driver,
+            environment={
+                **harness.preload_of(library, sanitized=sanitized),
+                "LD_LIBRARY_PATH": str(driver),
+                "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.region),
+            },
+            region=self.region,
+        )
+
+    def state(self, index: int = 0) -> card.CardState:
+        return card.read(self.root / "cards" / self.uuids[index] / "state")
+
+    def on_card(self, index: int = 0) -> int:
+        """What the card counts, by its own book: the observation beside the library's."""
+        return sum(slot.context_bytes + slot.memory_bytes for slot in self.state(index).slots)
+
+    @property
+    def context(self) -> int:
+        return self.state().description.context_bytes
+
+
+Make = Callable[..., Emulated]
+
+
+@pytest.fixture(scope="session")
+def _built() -> None:
+    build.build(["emu"])
+
+
+@pytest.fixture
+def emulated(tmp_path: Path, sanitized: bool, _built: None) -> Make:
+    return lambda *limits: Emulated(tmp_path, limits, sanitized=sanitized)
+
+
+def test_fills_to_the_granule_by_the_cards_own_count(emulated: Make) -> None:
+    box = emulated(20 * GIB)
+    with box.container.start() as program:
+        assert program("context()") == 0
+        assert box.container.used() == box.on_card() == box.context
+        program("fill()")
+        assert 20 * GIB - 2 * MIB <= box.on_card() <= 20 * GIB
+        assert box.container.used() == box.on_card()
+        used = box.on_card()
+        assert program("info()") == [0, 20 * GIB - used, 20 * GIB]
+        assert program("total()") == 20 * GIB
+        assert program("nvml_memory()") == [20 * GIB, 20 * GIB - used, used]
+
+
+def test_control_without_the_library(emulated: Make) -> None:
+    box = emulated(20 * GIB)
+    with box.container.without_library().start() as program:
+        program("context()")
+        program("fill()")
+        assert box.on_card() > 70 * GIB
+        assert program("info()[2]") > 70 * GIB
+
+
+@pytest.mark.parametrize(
+    ("take", "give"),
+    [
+        ("alloc({0})", "free({0})"),
+        ("managed({0})", "free({0})"),
+        ("pitch({0} // 1024, 1024)", "free({0})"),
+        ("alloc_async({0})", "free_async({0})"),
+        ("alloc_pool({0}, p)", "free_async({0})"),
+        ("create({0})", "release({0})"),
+    ],
+)
+def test_every_way_agrees_with_the_card(emulated: Make, take: str, give: str) -> None:
+    box = emulated(4 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        program("p = pool()")
+        handles = []
+        for size in (1 * GIB, 512 * MIB, 2 * MIB, 6 * MIB):
+            code, handle, *_ = program(take.format(size))
+            assert code == 0
+            handles.append(handle)
+            assert box.container.used() == box.on_card()
+        code, handle, *_ = program(take.format(3 * GIB))
+        assert code == OUT_OF_MEMORY
+        for handle in handles:
+            assert program(give.format(handle)) == 0
+        program("cuda().cuCtxSynchronize()")
+        assert box.container.used() == box.on_card() == box.context
+
+
+def test_small_allocations_agree_with_the_card(emulated: Make) -> None:
+    box = emulated(2 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        program("held = [alloc(n * 777)[1] for n in range(1, 1000)]")
+        assert box.container.used() == box.on_card() > box.context
+        program("[free(p) for p in held[::2]]")
+        assert box.container.used() == box.on_card()
+        program("[free(p) for p in held[1::2]]")
+        assert box.container.used() == box.on_card() == box.context
+
+
+def test_pools_fill_to_the_granule(emulated: Make) -> None:
+    box = emulated(2 * GIB)
+    with box.container.start() as program:
+        program("context(); keep(default_pool(), 2**63)")
+        program("size = GIB\nwhile size >= 2 * MIB:\n    if alloc_async(size)[0]: size //= 2\n")
+        assert 2 * GIB - 2 * MIB <= box.on_card() <= 2 * GIB
+        assert box.container.used() == box.on_card()
+
+
+def test_mapped_segments_as_torch_makes_them(emulated: Make) -> None:
+    """expandable_segments: one reservation, handles of 20 MiB mapped into it."""
+    box = emulated(2 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        program(
+            "base, n = reserve(64 * GIB), 0\n"
+            "while True:\n"
+            "    code, handle = create(20 * MIB)\n"
+            "    if code: break\n"
+            "    assert map_(base + n * 20 * MIB, 20 * MIB, handle) == 0\n"
+            "    assert release(handle) == 0\n"
+            "    n += 1\n"
+        )
+        assert 2 * GIB - 20 * MIB < box.on_card() <= 2 * GIB
+        assert box.container.used() == box.on_card()
+        program("[unmap(base + i * 20 * MIB, 20 * MIB) for i in range(n)]")
+        assert box.container.used() == box.on_card() == box.context
+
+
+def test_two_processes_and_a_kill(emulated: Make) -> None:
+    box = emulated(4 * GIB)
+    with box.container.start() as first:
+        first("context()")
+        with box.container.start() as second:
+            second("context()")
+            assert second("alloc(2 * GIB)")[0] == 0
+            assert first("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
+            assert box.container.used() == box.on_card() == 2 * box.context + 2 * GIB
+            second.kill()
+        began = time.monotonic()
+        assert first("alloc(2 * GIB)")[0] == 0
+        assert time.monotonic() - began < 1
+        assert first("info()[1]") == 2 * GIB - box.context
+
+
+def test_each_card_has_its_own_limit(emulated: Make) -> None:
+    box = emulated(2 * GIB, 3 * GIB)
+    with box.container.start(CUDA_VISIBLE_DEVICES="1,0") as program:
+        assert program("cuda().cuInit(0)") == 0
+        assert [program("total(0)"), program("total(1)")] == [3 * GIB, 2 * GIB]
+        program("context(0)")
+        program("fill()")
+        assert box.container.used(1) == box.on_card(1) == 3 * GIB
+        assert box.on_card(0) == 0
+
+
+def test_the_context_goes_and_comes(emulated: Make) -> None:
+    box = emulated(4 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        program("alloc(GIB)")
+        assert program("cuda().cuDevicePrimaryCtxReset_v2(0)") == 0
+        assert box.container.used() == box.on_card()
+        program("context()")
+        assert box.container.used() == box.on_card() == box.context
+        program("other = c_void_p()")
+        if program("cuda().cuCtxCreate_v2(byref(other), 0, 0)") == 0:
+            assert box.container.used() == box.on_card() == 2 * box.context
+            program("cuda().cuCtxDestroy_v2(other)")
+            assert box.container.used() == box.on_card() == box.context
+
+
+def test_lookups_by_version_agree(emulated: Make) -> None:
+    """The emulated driver's answers lead to hooks, version by version."""
+    with emulated(GIB).container.start() as program:
+        for base, version, symbol in (
+            ("cuMemAlloc", 12000, "cuMemAlloc_v2"),
+            ("cuMemFree", 12000, "cuMemFree_v2"),
+            ("cuMemGetInfo", 12000, "cuMemGetInfo_v2"),
+            ("cuMemAllocAsync", 12000, "cuMemAllocAsync"),
+            ("cuMemCreate", 12000, "cuMemCreate"),
+            ("cuCtxCreate", 11000, "cuCtxCreate_v2"),
+            ("cuCtxCreate", 13000, "cuCtxCreate_v4"),
+            ("cuCtxSynchronize", 12000, "cuCtxSynchronize"),
+            ("cuCtxSynchronize", 13000, "cuCtxSynchronize_v2"),
+        ):
+            assert program(f"proc({base!r}, {version})") == program(f"address({symbol!r})"), base
