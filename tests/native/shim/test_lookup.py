@@ -183,6 +183,8 @@ def test_beside_another_dlsym(container: Make, tmp_path: Path, order: str) -> No
     hook = tmp_path / "hook.so"
     subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", hook], check=True, timeout=60)
     box = container(GIB)
+    if box.sanitized:
+        pytest.skip("the sanitizer asks for symbols before the other one's strcmp works")
     parts = box.environment["LD_PRELOAD"].split()
     place = len(parts) - 1 if order == "before" else len(parts)
     parts.insert(place, str(hook))

@@ -119,6 +119,8 @@ def test_a_killed_process_gives_back(gibibyte: Container, prefix: tuple[str, ...
             assert victim("alloc(700 * MIB)")[0] == 0
             assert survivor("alloc(700 * MIB)")[0] == OUT_OF_MEMORY
             victim.kill()
+            # In a namespace of its own it is killed by its parent's death, a little later.
+            wait_for(lambda: len(gibibyte.view().processes) == 1)
         began = time.monotonic()
         assert survivor("info()[1]") == GIB - CONTEXT
         assert survivor("alloc(700 * MIB)")[0] == 0
@@ -171,7 +173,7 @@ def test_killed_inside_the_lock(gibibyte: Container, prefix: tuple[str, ...]) ->
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
             program.send("alloc(2 * MIB)")
-            wait_until_blocked(program.pid)
+            wait_for(somebody_waits_for_a_record_lock)
         finally:
             holder.kill()
             holder.communicate(timeout=10)
@@ -180,13 +182,14 @@ def test_killed_inside_the_lock(gibibyte: Container, prefix: tuple[str, ...]) ->
         assert time.monotonic() - began < 1
 
 
-def wait_until_blocked(pid: int) -> None:
-    """Wait until a process or its child waits for a record lock (as /proc/locks tells)."""
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if any("->" in line for line in Path("/proc/locks").read_text().splitlines()):
-            return
-    raise AssertionError(f"{pid} does not wait for a lock")
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen within 10 s"
+
+
+def somebody_waits_for_a_record_lock() -> bool:
+    return any("->" in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_records_are_taken_again(gibibyte: Container) -> None:
