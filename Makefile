@@ -9,7 +9,6 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  ?= co_location/a100-example
 ARGS   ?=
-export PYTHONDONTWRITEBYTECODE := 1
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +37,7 @@ lint: setup ## Lint, types, import contracts
 	@$(BIN)/lint-imports --no-cache
 
 test-unit: native ## Pure parts, no network, no cluster
-	@$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
+	@$(BIN)/python -m pytest tests/unit $(ARGS)
 
 test-native: prepare ## C libraries, then once more with sanitizers
 	@$(BIN)/python -m pytest tests/native $(ARGS)
@@ -46,10 +45,7 @@ test-native: prepare ## C libraries, then once more with sanitizers
 test-component: prepare ## Webhook, extender, plugin, monitor against a real API server
 	@$(BIN)/python -m pytest tests/component $(ARGS)
 
-test-prepare: native ## Fetch or build Kubernetes, containerd, PyTorch, images
-	@$(BIN)/testbed prepare >/dev/null
-
-e2e: native ## Process cluster and the core cases
+test-e2e: prepare ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 clean: ## Remove what was built in this folder (downloads stay in ~/.cache/vgpu-testbed)
