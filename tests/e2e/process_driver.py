@@ -16,7 +16,7 @@ from pathlib import Path
 
 from testbed.errors import TestbedError
 from testbed.lab.cluster.process import Parts, ProcessCluster, Programs, launch
-from testbed.lab.cluster.protocol import ClusterSpec
+from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
 from testbed.lab.images.model import Bind, Image
 from testbed.lab.progress import ConsoleProgress
 
@@ -40,7 +40,7 @@ class SmallParts(Parts):
             for each in self.options["images"]
         )
 
-    def cards(self, folder, specs):
+    def cards(self, folder, specs, nodes):
         (folder / "EMULATION").write_text("of a test\n")
         return tuple(f"GPU-{folder.parent.name}-{i}" for i in range(sum(s.count for s in specs)))
 
@@ -59,7 +59,9 @@ def main() -> int:
     progress = ConsoleProgress()
     try:
         if sys.argv[2] == "up":
-            cluster.up(ClusterSpec(nodes=options["nodes"], port=options["port"]), progress)
+            cards = (CardSpec(profile=options["card"]),)
+            spec = ClusterSpec(nodes=options["nodes"], port=options["port"], cards=cards)
+            cluster.up(spec, progress)
         elif sys.argv[2] == "down":
             cluster.down(progress)
         print(json.dumps(dataclasses.asdict(cluster.status()), default=str))

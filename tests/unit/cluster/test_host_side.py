@@ -263,6 +263,12 @@ def test_a_program_that_keeps_failing_ends_the_wait_with_its_words(folders):
     assert time.monotonic() - started < DEADLINE_S / 2
 
 
+def test_a_program_that_failed_once_and_runs_now_is_no_failure(folders):
+    report(folders, kubelet={"failures": 9, "exit": 1, "pid": 17}, images={"done": True})
+    assert watch.failures(folders, 3) == []
+    assert wait(folders, FakeApi()) == "v1.2.3"
+
+
 def test_a_failed_set_up_ends_the_wait(folders):
     report(folders, name="outer", stage="failed", error="ip link add: Operation not permitted")
     with pytest.raises(ClusterError, match="not permitted"):

@@ -23,7 +23,7 @@ from testbed.lab.cluster.process import (
 )
 from testbed.lab.cluster.process.api import Api, Unreachable
 from testbed.lab.cluster.process.parts import Parts
-from testbed.lab.cluster.process.record import Record
+from testbed.lab.cluster.process.record import Record, image_list
 from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus, Progress
 from testbed.lab.images.model import Image
 from testbed.stack import names
@@ -61,11 +61,12 @@ class ProcessCluster:
 
     def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
         wanted = layout.nodes(self.name, spec.nodes)
+        self._parts.check_cards(spec.cards)
         with lock.locked(self._lock, self.context):
             try:
                 record = Record.read(self._folders.record)
-                if record is not None and self._answers(record):
-                    return self._keep(record, spec, progress)
+                if record is not None and record.stage == "up" and self._alive(record):
+                    return self._keep(record, spec, wanted, progress)
                 if self._folders.top.exists():
                     with progress.step("Clearing what an earlier run left"):
                         self._clear()
@@ -132,8 +133,9 @@ class ProcessCluster:
         return self._folders.kubeconfig
 
     def collect_logs(self, folder: Path) -> None:
-        if self._folders.logs.exists():
-            logs.collect(self._folders.logs, folder)
+        for source, name in ((self._folders.logs, ""), (self._folders.status, "status")):
+            if source.exists():
+                logs.collect(source, folder / name)
 
     def enter(self, where: str, command: Sequence[str]) -> list[str]:
         """Return the command that runs another inside a node (or ``outer``), as its root.
@@ -151,7 +153,13 @@ class ProcessCluster:
 
     # --- up ----------------------------------------------------------------
 
-    def _keep(self, record: Record, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+    def _keep(
+        self,
+        record: Record,
+        spec: ClusterSpec,
+        wanted: Sequence[layout.Node],
+        progress: Progress,
+    ) -> ClusterStatus:
         """A second ``up``: the same cluster stays; images that are new are added."""
         asked = (spec.nodes, start.card_list(spec))
         if asked != (record.nodes, record.cards) or spec.port not in (0, record.port):
@@ -160,17 +168,21 @@ class ProcessCluster:
                 why=f"it has {record.nodes} node(s) with cards {record.cards}, port {record.port}",
                 hint=f"testbed down --name {self.name}, or another --name",
             )
-        images = self._parts.images(progress)
-        new = [each for each in images if each.reference not in record.images]
+        self._wait(record, wanted, progress)
+        known = record.known_images()
+        new = [each for each in self._parts.images(progress) if each not in known]
         if new:
             with progress.step("Adding images"):
-                self._add_images(record, images, new)
+                self._add_images(record, new)
         return self.status()
 
-    def _add_images(self, record: Record, images: Sequence[Image], new: Sequence[Image]) -> None:
+    def _add_images(self, record: Record, new: Sequence[Image]) -> None:
+        """Import images into the running nodes; the earlier ones may still be in use."""
+        names = {each.reference for each in new}
+        kept = [each for each in record.known_images() if each.reference not in names]
         neutral = start.neutral(self._folders)
         bound = len(neutral.binds)
-        start.write_front(self._folders, Path(record.runc), images, neutral)
+        text = start.front_text(Path(record.runc), [*kept, *new], neutral)
         archives = [neutral.path(each.archive) for each in new]
         if len(neutral.binds) > bound:
             raise ClusterError(
@@ -178,6 +190,7 @@ class ProcessCluster:
                 why=", ".join(source for source, _ in neutral.binds[bound:]),
                 hint=f"testbed down --name {self.name}, then up again",
             )
+        start.write_front(self._folders, text)
         for each in layout.nodes(self.name, record.nodes):
             command = node.import_command(record.binaries, archives)
             done = subprocess.run(
@@ -185,8 +198,8 @@ class ProcessCluster:
             )
             if done.returncode:
                 raise ClusterError("an image cannot be imported", why=done.stderr.strip())
-        known = [*record.images, *(each.reference for each in new)]
-        dataclasses.replace(record, images=known).write(self._folders.record)
+        images = image_list([*kept, *new])
+        dataclasses.replace(record, images=images).write(self._folders.record)
 
     def _bring_up(
         self, spec: ClusterSpec, wanted: Sequence[layout.Node], progress: Progress
@@ -224,18 +237,21 @@ class ProcessCluster:
 
                     launch.launch(self._folders, ids, binds, listening, record.token, started)
                 listening.close()  # the namespaces have it now
-                with progress.step("Waiting for the nodes") as step:
-                    watch.until_ready(
-                        self._folders,
-                        self._api(record),
-                        wanted,
-                        lambda: self._alive(record),
-                        lambda text: step.update(f"waiting for {text}"),
-                    )
+                self._wait(record, wanted, progress)
                 self._found_pid1(record).write(self._folders.record)
             except BaseException:
                 self._clear(keep_logs=True)
                 raise
+
+    def _wait(self, record: Record, wanted: Sequence[layout.Node], progress: Progress) -> None:
+        with progress.step("Waiting for the nodes") as step:
+            watch.until_ready(
+                self._folders,
+                self._api(record),
+                wanted,
+                lambda: self._alive(record),
+                lambda text: step.update(f"waiting for {text}"),
+            )
 
     def _found_pid1(self, record: Record) -> Record:
         found = self._inits(record, "outer")
@@ -293,12 +309,3 @@ class ProcessCluster:
     def _alive(self, record: Record) -> bool:
         held = processes.read(record.pid)
         return held is not None and held.started == record.started
-
-    def _answers(self, record: Record) -> bool:
-        """Tell whether the cluster is up and its API server answers."""
-        if record.stage != "up" or not self._alive(record):
-            return False
-        try:
-            return all(self._api(record).ready_nodes().values())
-        except Unreachable:
-            return False

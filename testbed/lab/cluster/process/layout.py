@@ -17,6 +17,9 @@ from testbed.errors import InputError
 ROOT = "/mnt"
 STATE = f"{ROOT}/state"
 CACHE = f"{ROOT}/cache"
+#: Folders of the state that are seen inside. The rest, the administrator's
+#: certificate above all, is the host's: a pod may ask for any folder of its node.
+SHARED = ("inside", "pki", "etcd", "nodes", "logs", "status")
 #: The host's folders that are seen at their own paths; all ids may read them.
 SYSTEM = ("/usr", "/etc", "/bin", "/sbin", "/lib", "/lib64")
 
@@ -92,7 +95,8 @@ class Neutral:
     binds: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.binds = [(str(self.state), "state"), (str(self.cache), "cache")]
+        self.binds = [(str(self.state / each), f"state/{each}") for each in SHARED]
+        self.binds.append((str(self.cache), "cache"))
 
     def path(self, host: Path) -> str:
         """Return where a file or folder of the host is found inside."""
@@ -152,9 +156,17 @@ class Folders:
         return self.top / "pki"
 
     @property
+    def etcd(self) -> Path:
+        return self.top / "etcd"
+
+    @property
+    def nodes(self) -> Path:
+        return self.top / "nodes"
+
+    @property
     def stage(self) -> Path:
         """An empty folder, on which the neutral paths are laid out."""
         return self.top / "stage"
 
     def node(self, node: Node) -> Path:
-        return self.top / "nodes" / node.name
+        return self.nodes / node.name

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.card import driver_root, profiles
 from testbed.lab import binaries, images
 from testbed.lab.cluster.protocol import CardSpec, Progress
 from testbed.lab.images.model import Image
@@ -40,8 +41,18 @@ class Parts:
         """Return the images that nodes import."""
         return images.prepare(progress)
 
-    def cards(self, folder: Path, specs: Sequence[CardSpec]) -> tuple[str, ...]:
-        """Make the emulated cards of a node in a folder; return their uuids."""
-        from testbed.card import driver_root
+    def check_cards(self, specs: Sequence[CardSpec]) -> None:
+        """Check a wish for cards before anything is made for it.
 
-        return driver_root.make(folder, specs)
+        Raises:
+            InputError: a card that there is not.
+        """
+        for each in specs:
+            profiles.load(each.profile)
+
+    def cards(self, folder: Path, specs: Sequence[CardSpec], nodes: int) -> tuple[str, ...]:
+        """Make the emulated cards of one of several nodes in a folder; return their uuids.
+
+        The budget of the host's memory is the testbed's: nodes share it evenly.
+        """
+        return driver_root.make(folder, specs, budget_bytes=driver_root.default_budget() // nodes)

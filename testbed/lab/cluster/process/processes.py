@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_REAPED_S = 2.0
+_REAPED_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)

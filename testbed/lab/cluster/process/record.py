@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from testbed.lab.images.model import Bind, Image
 
 Stage = Literal["starting", "up"]
 
@@ -30,12 +33,24 @@ class Record:
     pid1: int = 0
     pid1_started: str = ""
     uuids: dict[str, list[str]] = field(default_factory=dict)  # by node
-    images: list[str] = field(default_factory=list)
+    #: Reference, archive and what is lent: (reference, archive, [[source, destination]...])
+    images: list[list[Any]] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         new = path.with_suffix(".new")
         new.write_text(json.dumps(asdict(self), indent=1))
         new.replace(path)
+
+    def known_images(self) -> list[Image]:
+        """Return the images that the nodes have."""
+        return [
+            Image(
+                reference=reference,
+                archive=Path(archive),
+                binds=tuple(Bind(source=Path(a), destination=b) for a, b in binds),
+            )
+            for reference, archive, binds in self.images
+        ]
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
@@ -44,3 +59,15 @@ class Record:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def image_list(images: Iterable[Image]) -> list[list[Any]]:
+    """Return images as the record keeps them."""
+    return [
+        [
+            each.reference,
+            str(each.archive),
+            [[str(bind.source), bind.destination] for bind in each.binds],
+        ]
+        for each in images
+    ]

@@ -12,7 +12,7 @@ from testbed.lab import cache
 from testbed.lab.cluster.process import control_plane, files, launch, layout, node, pki
 from testbed.lab.cluster.process.identity import Identity
 from testbed.lab.cluster.process.parts import Programs
-from testbed.lab.cluster.process.record import Record
+from testbed.lab.cluster.process.record import Record, image_list
 from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
 from testbed.lab.images import front as front_config
 from testbed.lab.images.model import Image
@@ -31,8 +31,8 @@ class Start:
     port: int
     programs: Programs
     images: Sequence[Image]
-    #: Makes the emulated cards of a node in a folder; returns their uuids.
-    make_cards: Callable[[Path, Sequence[CardSpec]], tuple[str, ...]]
+    #: Makes the emulated cards of one of so many nodes in a folder; returns their uuids.
+    make_cards: Callable[[Path, Sequence[CardSpec], int], tuple[str, ...]]
 
 
 def neutral(folders: layout.Folders) -> layout.Neutral:
@@ -52,11 +52,11 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
     """
     folders.top.mkdir(parents=True, mode=0o755)
     folders.top.chmod(0o755)  # whatever the umask: other ids look for the programs here
-    for folder in (folders.logs, folders.status, folders.inside, folders.stage, folders.pki):
+    for folder in (*(folders.top / each for each in layout.SHARED), folders.stage):
         folder.mkdir(mode=0o755, exist_ok=True)
         folder.chmod(0o755)
-    etcd = folders.top / "etcd"
-    etcd.mkdir(mode=0o700)
+    for folder in (folders.etcd, folders.pki):
+        folder.chmod(0o700)
     where = neutral(folders)
     cache.root().mkdir(parents=True, exist_ok=True)  # bound even where nothing was made yet
     pki.write_all(folders, start.name, start.nodes, start.port)
@@ -64,7 +64,7 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
     uuids = {each.name: _write_cards(folders, each, start) for each in start.nodes}
     token = secrets.token_hex(12)
     _write_plans(folders, start, token, where)
-    for folder in (folders.logs, folders.status, folders.pki, etcd, folders.top / "nodes"):
+    for folder in (folders.logs, folders.status, folders.pki, folders.etcd, folders.nodes):
         files.give(folder, start.identity)
     record = Record(
         name=start.name,
@@ -77,18 +77,18 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
         binaries=where.path(start.programs.binaries),
         runc=str(start.programs.runc),
         uuids=uuids,
-        images=[each.reference for each in start.images],
+        images=image_list(start.images),
     )
     return record, where.binds
 
 
-def write_front(
-    folders: layout.Folders, runc: Path, images: Sequence[Image], where: layout.Neutral
-) -> None:
+def front_text(runc: Path, images: Sequence[Image], where: layout.Neutral) -> str:
+    """Return the configuration of the OCI front."""
+    return front_config.configuration(images, runtime=where.path(runc), relocate=where.path)
+
+
+def write_front(folders: layout.Folders, text: str) -> None:
     """Write the configuration of the OCI front, which reads it at every container."""
-    text = front_config.configuration(
-        images, runtime=where.path(runc), relocate=lambda path: where.path(path)
-    )
     _write(folders.inside / "front.conf", text)
 
 
@@ -97,7 +97,7 @@ def _write_cards(folders: layout.Folders, each: layout.Node, start: Start) -> li
     for name in ("containerd", "probe", "driver-root"):
         (own / name).mkdir(parents=True)
     (folders.logs / "pods" / each.name).mkdir(parents=True)
-    return list(start.make_cards(own / "driver-root", start.spec.cards))
+    return list(start.make_cards(own / "driver-root", start.spec.cards, len(start.nodes)))
 
 
 def _write_plans(folders: layout.Folders, start: Start, token: str, where: layout.Neutral) -> None:
@@ -108,7 +108,7 @@ def _write_plans(folders: layout.Folders, start: Start, token: str, where: layou
         cni=where.path(start.programs.cni),
         front_config=(front_config.CONFIG_VARIABLE, f"{layout.STATE}/inside/front.conf"),
     )
-    write_front(folders, start.programs.runc, start.images, where)
+    write_front(folders, front_text(start.programs.runc, start.images, where))
     sandbox = _pause(start.images)
     for snapshotter in _SNAPSHOTTERS:
         text = node.containerd_config(programs, sandbox, snapshotter)

@@ -49,7 +49,8 @@ def failures(folders: layout.Folders, limit: int) -> list[tuple[str, Path]]:
         if space.stage == "failed":
             found.append((f"{space.name}: {space.error}", folders.logs / f"{space.name}.log"))
         for name, service in space.services.items():
-            if service["failures"] >= limit:
+            # One that failed long ago and runs now is well.
+            if service["failures"] >= limit and not service["pid"]:
                 log = name if space.name == "outer" else f"{space.name}-{name}"
                 why = service["error"] or f"ended with {service['exit']}"
                 found.append((f"{name} {why}", folders.logs / f"{log}.log"))
