@@ -35,7 +35,8 @@ bool emu_uuid_bytes(const char *text, unsigned char bytes[16])
             continue;
         if (!isxdigit((unsigned char)*at) || digits == 32)
             return false;
-        int value = isdigit((unsigned char)*at) ? *at - '0' : tolower((unsigned char)*at) - 'a' + 10;
+        int value = isdigit((unsigned char)*at) ? *at - '0'
+                                                : tolower((unsigned char)*at) - 'a' + 10;
         bytes[digits / 2] = (unsigned char)(bytes[digits / 2] << 4 | value);
         digits++;
     }

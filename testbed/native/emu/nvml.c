@@ -429,7 +429,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, int *stat
     return NVML_SUCCESS;
 }
 
-/* --- utilisation ---------------------------------------------------------------------------------- */
+/* --- utilisation ------------------------------------------------------------------------- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
@@ -451,7 +451,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtili
     return NVML_SUCCESS;
 }
 
-/* --- errors ---------------------------------------------------------------------------------------- */
+/* --- errors ------------------------------------------------------------------------------ */
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 {
@@ -473,7 +473,7 @@ EXPORT const char *nvmlErrorString(nvmlReturn_t result)
     return "Unknown Error";
 }
 
-/* --- exported, not emulated -------------------------------------------------------------------------- */
+/* --- exported, not emulated -------------------------------------------------------------- */
 
 #define N(name)                                                                            \
     EXPORT nvmlReturn_t name(void);                                                        \

@@ -6,14 +6,13 @@
  * used again at once, on any stream.
  */
 #define _GNU_SOURCE
-#include "driver.h"
+#include "pool.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #define ARENA_BYTES (1ull << 30)
-#define POOL_MAGIC 0x6c6f6f7073455645ull
 
 struct block {
     size_t start, end;
@@ -31,25 +30,14 @@ struct arena {
     struct backing backing;
 };
 
-struct CUmemPoolHandle_st {
-    uint64_t magic;
-    struct device *device;
-    bool is_default, destroyed;
-    struct arena *arenas;
-    uint64_t threshold, max_bytes;
-    uint64_t reserved, reserved_high, used, used_high;
-    int reuse[3];
-    struct CUmemPoolHandle_st *next;
-};
 
 static struct CUmemPoolHandle_st *pools;
 
-static CUmemoryPool pool_make(struct device *device)
+CUmemoryPool pool_make(struct device *device)
 {
     CUmemoryPool pool = calloc(1, sizeof *pool);
     if (pool == NULL)
         return NULL;
-    pool->magic = POOL_MAGIC;
     pool->device = device;
     pool->reuse[0] = pool->reuse[1] = pool->reuse[2] = 1;
     pool->next = pools;
@@ -74,7 +62,7 @@ CUmemoryPool pool_of(const struct range *range)
     return ((const struct arena *)range->owner)->pool;
 }
 
-static bool valid(const CUmemoryPool pool)
+bool pool_valid(const CUmemoryPool pool)
 {
     for (const struct CUmemPoolHandle_st *each = pools; each != NULL; each = each->next)
         if (each == pool)
@@ -188,8 +176,7 @@ static CUresult insert(struct arena *arena, size_t index, struct block block)
     return CUDA_SUCCESS;
 }
 
-static CUresult pool_allocate(CUmemoryPool pool, CUdeviceptr *pointer, size_t bytes,
-                              CUcontext context)
+CUresult pool_allocate(CUmemoryPool pool, CUdeviceptr *pointer, size_t bytes, CUcontext context)
 {
     if (pointer == NULL)
         return CUDA_ERROR_INVALID_VALUE;
@@ -218,7 +205,8 @@ static CUresult pool_allocate(CUmemoryPool pool, CUdeviceptr *pointer, size_t by
             return CUDA_ERROR_OUT_OF_MEMORY;
     }
     struct range *range = calloc(1, sizeof *range);
-    CUresult result = range == NULL ? CUDA_ERROR_OUT_OF_MEMORY : reserve(arena, start, start + size);
+    CUresult result =
+        range == NULL ? CUDA_ERROR_OUT_OF_MEMORY : reserve(arena, start, start + size);
     if (result == CUDA_SUCCESS)
         result = insert(arena, index, (struct block){start, start + size});
     if (result != CUDA_SUCCESS) {
@@ -243,7 +231,7 @@ static CUresult pool_allocate(CUmemoryPool pool, CUdeviceptr *pointer, size_t by
 /* --- giving back ----------------------------------------------------------------------- */
 
 /* Gives granules without a block back to the card until `keep` bytes are reserved. */
-static void trim(CUmemoryPool pool, uint64_t keep)
+void pool_trim(CUmemoryPool pool, uint64_t keep)
 {
     uint64_t freed = 0;
     for (struct arena *arena = pool->arenas, *next; arena != NULL; arena = next) {
@@ -271,11 +259,11 @@ static void trim(CUmemoryPool pool, uint64_t keep)
     }
 }
 
-static void discard_if_done(CUmemoryPool pool)
+void pool_discard_if_done(CUmemoryPool pool)
 {
     if (!pool->destroyed || pool->used > 0)
         return;
-    trim(pool, 0);
+    pool_trim(pool, 0);
     for (struct CUmemPoolHandle_st **link = &pools; *link != NULL; link = &(*link)->next)
         if (*link == pool) {
             *link = pool->next;
@@ -309,7 +297,7 @@ CUresult pool_release(struct range *range)
         madvise((void *)first, last - first, MADV_DONTNEED);
     }
     space_remove(&memory, range);
-    discard_if_done(pool);
+    pool_discard_if_done(pool);
     return CUDA_SUCCESS;
 }
 
@@ -317,7 +305,7 @@ void pools_settle(void)
 {
     for (CUmemoryPool pool = pools; pool != NULL; pool = pool->next)
         if (pool->reserved > pool->threshold)
-            trim(pool, pool->threshold);
+            pool_trim(pool, pool->threshold);
 }
 
 void pools_reset(struct device *device)
@@ -329,235 +317,5 @@ void pools_reset(struct device *device)
     }
     for (CUmemoryPool pool = pools; pool != NULL; pool = pool->next)
         if (pool->device == device)
-            trim(pool, 0);
-}
-
-/* --- the calls --------------------------------------------------------------------------- */
-
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool,
-                                 CUstream handle)
-{
-    CURRENT();
-    struct CUstream_st *stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!valid(pool))
-        return CUDA_ERROR_INVALID_VALUE;
-    result = pool_allocate(pool, pointer, bytes, context);
-    if (result == CUDA_SUCCESS && stream->state.capture != NULL)
-        result = capture_record(
-            stream, &(struct op){.kind = OP_ALLOC, .as.pointer = *pointer});
-    return result;
-}
-
-CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream handle)
-{
-    ENTER();
-    driver_lock();
-    struct CUstream_st *stream;
-    CUmemoryPool pool = NULL;
-    CUresult result = stream_find(handle, &stream);
-    if (result == CUDA_SUCCESS) {
-        struct device *device = stream->state.context->device;
-        if (pool_default(device) != NULL)
-            pool = device->current_pool;
-    }
-    driver_unlock();
-    return result == CUDA_SUCCESS ? cuMemAllocFromPoolAsync(pointer, bytes, pool, handle) : result;
-}
-
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle)
-{
-    CURRENT();
-    struct CUstream_st *stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (stream->state.capture != NULL)
-        return capture_record(stream, &(struct op){.kind = OP_FREE, .as.pointer = pointer});
-    return memory_free(pointer);
-}
-
-CUresult cuMemPoolCreate(CUmemoryPool *result, const CUmemPoolProps *properties)
-{
-    ENTER();
-    if (result == NULL || properties == NULL ||
-        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct device *device = device_at(properties->location.id);
-    if (device == NULL)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    LOCKED();
-    CUmemoryPool pool = pool_make(device);
-    if (pool == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pool->max_bytes = properties->maxSize;
-    *result = pool;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolDestroy(CUmemoryPool pool)
-{
-    ENTER();
-    LOCKED();
-    if (!valid(pool) || pool->is_default)
-        return CUDA_ERROR_INVALID_VALUE;
-    pool->destroyed = true;
-    if (pool->device->current_pool == pool)
-        pool->device->current_pool = pool->device->default_pool;
-    discard_if_done(pool);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
-{
-    ENTER();
-    LOCKED();
-    if (!valid(pool))
-        return CUDA_ERROR_INVALID_VALUE;
-    trim(pool, keep);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-    ENTER();
-    LOCKED();
-    if (!valid(pool) || value == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-        pool->reuse[attribute - 1] = *(const int *)value;
-        return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-        pool->threshold = *(const cuuint64_t *)value;
-        return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-        if (*(const cuuint64_t *)value != 0)
-            return CUDA_ERROR_INVALID_VALUE;
-        if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
-            pool->used_high = pool->used;
-        else
-            pool->reserved_high = pool->reserved;
-        return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-}
-
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
-{
-    ENTER();
-    LOCKED();
-    if (!valid(pool) || value == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    cuuint64_t *bytes = value;
-    switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-        *(int *)value = pool->reuse[attribute - 1];
-        return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *bytes = pool->threshold; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *bytes = pool->reserved; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *bytes = pool->reserved_high; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *bytes = pool->used; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *bytes = pool->used_high; return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-}
-
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
-{
-    ENTER();
-    LOCKED();
-    if (!valid(pool) || (access == NULL && count > 0))
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++)
-        if (access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-            device_at(access[i].location.id) == NULL)
-            return CUDA_ERROR_INVALID_DEVICE;
-    return CUDA_SUCCESS; /* all memory of a process is one address space here */
-}
-
-CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location)
-{
-    ENTER();
-    LOCKED();
-    if (!valid(pool) || flags == NULL || location == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice ordinal)
-{
-    ENTER();
-    struct device *device = device_at(ordinal);
-    if (device == NULL)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (pool == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    LOCKED();
-    *pool = pool_default(device);
-    return *pool != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice ordinal)
-{
-    CUresult result = cuDeviceGetDefaultMemPool(pool, ordinal);
-    if (result == CUDA_SUCCESS) {
-        LOCKED();
-        *pool = device_at(ordinal)->current_pool;
-    }
-    return result;
-}
-
-CUresult cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool pool)
-{
-    ENTER();
-    struct device *device = device_at(ordinal);
-    if (device == NULL)
-        return CUDA_ERROR_INVALID_DEVICE;
-    LOCKED();
-    if (!valid(pool) || pool->device != device || pool_default(device) == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    device->current_pool = pool;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *location,
-                                CUmemAllocationType type)
-{
-    ENTER();
-    if (location == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || type != CU_MEM_ALLOCATION_TYPE_PINNED)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return cuDeviceGetDefaultMemPool(pool, location->id);
-}
-
-CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
-{
-    ENTER();
-    if (location == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || type != CU_MEM_ALLOCATION_TYPE_PINNED)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return cuDeviceGetMemPool(pool, location->id);
-}
-
-CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
-{
-    ENTER();
-    if (location == NULL)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || type != CU_MEM_ALLOCATION_TYPE_PINNED)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return cuDeviceSetMemPool(location->id, pool);
+            pool_trim(pool, 0);
 }

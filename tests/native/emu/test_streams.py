@@ -113,6 +113,22 @@ def test_memory_of_a_graph(worker: Worker) -> None:
     assert worker("used() - before") == 0
 
 
+def test_memory_of_a_graph_that_the_program_freed(worker: Worker) -> None:
+    worker(f"""
+        s = call('cuStreamCreate', 0)
+        call('cuStreamBeginCapture', s, {MODE})
+        p = call('cuMemAllocAsync', 10 * MIB, s)
+        graph = call('cuStreamEndCapture', s)
+        call('cuMemFreeAsync', p, s)
+        q = call('cuMemAllocAsync', 10 * MIB, s)
+        upload(q, b'mine')
+        call('cuGraphDestroy', graph)
+    """)
+    assert worker("int(q) == int(p)")  # the address was used again
+    assert worker("download(q, 4).decode()") == "mine"
+    worker("call('cuMemFreeAsync', q, s)")
+
+
 def test_code_and_launches(emulation: Emulation, worker: Worker) -> None:
     worker("""
         library = call('cuLibraryLoadData', b'never parsed', [], [], 0, [], [], 0)

@@ -1,0 +1,187 @@
+/* Executable graphs, and what graphs say of their memory. */
+#define _GNU_SOURCE
+#include "graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static CUresult copy_ops(CUgraphExec exec, CUgraph graph)
+{
+    struct op *ops = calloc(graph->count + 1, sizeof *ops);
+    if (ops == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < graph->count; i++)
+        ops[i] = graph->nodes[i]->op;
+    free(exec->ops);
+    exec->ops = ops;
+    exec->count = graph->count;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *result, CUgraph graph, unsigned long long flags)
+{
+    GRAPH(graph);
+    if (result == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUgraphExec exec = calloc(1, sizeof *exec);
+    if (exec == NULL || copy_ops(exec, graph) != CUDA_SUCCESS) {
+        free(exec);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    exec->magic = EXEC_MAGIC;
+    exec->flags = flags;
+    exec->memory = graph->memory;
+    exec->memory->references++;
+    *result = exec;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node,
+                               char *log, size_t log_bytes)
+{
+    if (error_node != NULL)
+        *error_node = NULL;
+    if (log != NULL && log_bytes > 0)
+        *log = '\0';
+    return cuGraphInstantiateWithFlags(exec, graph, 0);
+}
+
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error_node, char *log,
+                            size_t log_bytes)
+{
+    return cuGraphInstantiate_v2(exec, graph, error_node, log, log_bytes);
+}
+
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
+                                      CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
+{
+    if (parameters == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    parameters->hErrNode_out = NULL;
+    parameters->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
+    return cuGraphInstantiateWithFlags(exec, graph, parameters->flags);
+}
+
+#define EXEC(exec)                                                                         \
+    ENTER();                                                                               \
+    LOCKED();                                                                              \
+    do {                                                                                   \
+        if ((exec) == NULL || (exec)->magic != EXEC_MAGIC)                                 \
+            return CUDA_ERROR_INVALID_VALUE;                                               \
+    } while (0)
+
+CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    EXEC(exec);
+    graph_memory_put(exec->memory);
+    free(exec->ops);
+    exec->magic = 0;
+    free(exec);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecGetFlags(CUgraphExec exec, cuuint64_t *flags)
+{
+    EXEC(exec);
+    if (flags == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = exec->flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
+{
+    EXEC(exec);
+    struct CUstream_st *stream;
+    return stream_find(handle, &stream);
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
+{
+    ENTER();
+    driver_lock();
+    struct CUstream_st *stream;
+    CUresult result = exec == NULL || exec->magic != EXEC_MAGIC ? CUDA_ERROR_INVALID_VALUE
+                                                                : stream_find(handle, &stream);
+    struct op *ops = NULL;
+    size_t count = 0;
+    struct device *device = NULL;
+    if (result == CUDA_SUCCESS) {
+        /* A copy, so that another thread may destroy the graph meanwhile. */
+        count = exec->count;
+        device = stream->state.context->device;
+        ops = malloc((count + 1) * sizeof *ops);
+        if (ops == NULL)
+            result = CUDA_ERROR_OUT_OF_MEMORY;
+        else
+            memcpy(ops, exec->ops, count * sizeof *ops);
+        for (size_t i = 0; result == CUDA_SUCCESS && stream->state.capture != NULL && i < count;
+             i++)
+            result = capture_record(stream, &ops[i]); /* a child graph, flattened */
+        if (result == CUDA_SUCCESS && stream->state.capture != NULL)
+            count = 0;
+    }
+    driver_unlock();
+    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
+        result = op_run(device, &ops[i]);
+    free(ops);
+    return result;
+}
+
+CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo *info)
+{
+    EXEC(exec);
+    if (!graph_valid(graph) || info == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(info, 0, sizeof *info);
+    bool same = exec->count == graph->count;
+    for (size_t i = 0; same && i < exec->count; i++)
+        same = exec->ops[i].kind == graph->nodes[i]->op.kind;
+    if (!same) {
+        info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    }
+    return copy_ops(exec, graph);
+}
+
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node,
+                           CUgraphExecUpdateResult *update)
+{
+    CUgraphExecUpdateResultInfo info = {0};
+    CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
+    if (error_node != NULL)
+        *error_node = NULL;
+    if (update != NULL)
+        *update = info.result;
+    return result;
+}
+
+/* --- memory of graphs: part of the default pool here ---------------------------------- */
+
+CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
+{
+    ENTER();
+    return device_at(ordinal) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute,
+                                      void *value)
+{
+    ENTER();
+    if (device_at(ordinal) == NULL)
+        return CUDA_ERROR_INVALID_DEVICE;
+    if (value == NULL || (int)attribute < 0 || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(cuuint64_t *)value = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute,
+                                      void *value)
+{
+    ENTER();
+    (void)attribute;
+    if (device_at(ordinal) == NULL)
+        return CUDA_ERROR_INVALID_DEVICE;
+    return value != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
