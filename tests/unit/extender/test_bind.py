@@ -10,7 +10,8 @@ import pytest
 from testbed.stack import names
 from testbed.stack.extender.api import AnswerLost, ApiError, Unreachable
 from testbed.stack.extender.binder import Binder
-from testbed.stack.extender.handler import binding
+from testbed.stack.extender.handler import binding, took_effect
+from testbed.stack.extender.reservations import Stage
 
 
 class FakeApi:
@@ -243,18 +244,46 @@ def test_second_bind_of_the_same_pod_is_refused_while_the_first_runs(world, rese
 
 def test_filter_during_bind_does_not_touch_the_promise(world, reserved, args_of):
     rig = Rig(world, reserved)
+    uid = reserved["metadata"]["uid"]
 
     async def scene():
         task = asyncio.create_task(rig.binder.bind(args_of(reserved)))
-        await settle(lambda: rig.api.bindings or task.done())
+        await asyncio.sleep(0)  # as far as the API call
+        before = world.state.reservations.get(uid)
+        assert before.stage is Stage.BINDING
         answer = world.filter(reserved)
-        await task
+        assert world.state.reservations.get(uid) is before
+        assert await task == ""
         return answer
 
-    rig.api.fault, rig.api.lands = AnswerLost("x"), True
-    answer = asyncio.run(scene())
-    assert answer.NodeNames == ["n1"] or "under way" in answer.Error
+    assert "under way" in asyncio.run(scene()).Error
     assert world.used()[0].mem_mib == 3000
+
+
+@pytest.mark.parametrize(
+    ("change", "took"),
+    [
+        ({}, True),
+        ({"uid": "another"}, False),
+        ({"node": ""}, False),
+        ({"node": "n2"}, False),
+        ({"devices": "GPU-n1-0,NVIDIA,1,1:;"}, False),
+        ({"devices": ""}, False),
+    ],
+)
+def test_a_pod_read_back_is_bound_by_us_only_if_all_agrees(world, reserved, change, took):
+    sent = binding(world.state.reservations.get(reserved["metadata"]["uid"]), 1, label=False)
+    found = {
+        "uid": sent["metadata"]["uid"],
+        "node": "n1",
+        "devices": sent["metadata"]["annotations"][names.POD_ALLOCATED],
+    } | change
+    pod = {
+        "metadata": {"uid": found["uid"], "annotations": {names.POD_ALLOCATED: found["devices"]}},
+        "spec": {"nodeName": found["node"]},
+    }
+    assert took_effect(pod, sent) is took
+    assert took_effect(None, sent) is False
 
 
 def three(world):
@@ -386,6 +415,16 @@ class TestExpiry:
     def test_server_that_does_not_answer_keeps_the_turn(self, world, args_of):
         rig, pods = self.bound(world, args_of)
         rig.api.readable = False
+        asyncio.run(rig.binder.expire_turns())
+        assert world.state.turns.holders("n1") == [pods[0]["metadata"]["uid"]]
+
+    def test_patch_that_is_refused_keeps_the_turn(self, world, args_of):
+        rig, pods = self.bound(world, args_of)
+
+        async def refuse(namespace, name, patch):
+            raise ApiError("PATCH", 403, "no right")
+
+        rig.api.patch_pod = refuse
         asyncio.run(rig.binder.expire_turns())
         assert world.state.turns.holders("n1") == [pods[0]["metadata"]["uid"]]
 
