@@ -145,7 +145,15 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
                         "operations": ["CREATE"],
                         "resources": ["pods"],
                         "scope": "Namespaced",
-                    }
+                    },
+                    {
+                        # `kubectl debug` adds its containers by an update of this one.
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["UPDATE"],
+                        "resources": ["pods/ephemeralcontainers"],
+                        "scope": "Namespaced",
+                    },
                 ],
                 "namespaceSelector": {
                     "matchExpressions": [
@@ -157,7 +165,8 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
                         },
                     ]
                 },
-                "objectSelector": {"matchExpressions": [_not_ignored()]},
+                # No objectSelector: a pod that is to be ignored is the webhook's own
+                # decision, since forged annotations are taken off those too.
             }
         ],
     }
