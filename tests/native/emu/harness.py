@@ -63,6 +63,10 @@ class Worker:
         self.process.stdin.write(json.dumps(textwrap.dedent(code).strip()).encode() + b"\n")
         self.process.stdin.flush()
 
+    def answers_within(self, seconds: float) -> bool:
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout.fileno()], [], [], seconds)[0])
+
     def receive(self) -> Any:
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()

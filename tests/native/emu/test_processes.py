@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from harness import Emulation, Worker, children_of
+from harness import TIMEOUT_S, Emulation, Worker, children_of
+
+from testbed.native import card
 
 MIB = 1 << 20
 GIB = 1 << 30
-CAPACITY = (81920 - 870) * MIB
 CONTEXT = 424 * MIB
 
 NVML = """
@@ -193,26 +197,55 @@ def test_fork_before_initialisation(emulation: Emulation) -> None:
     assert parent("used()") == CONTEXT
 
 
+def test_decided_under_the_lock(emulation: Emulation, pair: tuple[Worker, Worker]) -> None:
+    """Who charges memory holds the card's lock: while we have it, nobody can."""
+    first, second = pair
+    with (emulation.card() / "cuda.lock").open("r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, card.LOCK_MEMORY)
+        first.send("int(call('cuMemAlloc', GIB))")
+        second.send("used()")
+        assert not first.answers_within(0.3)
+        assert not second.answers_within(0.0)
+        assert {slot.memory_bytes for slot in emulation.state().slots} == {0}
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, card.LOCK_MEMORY)
+    assert first.receive() > 0
+    assert second.receive() in (2 * CONTEXT, 2 * CONTEXT + GIB)
+
+
+@pytest.fixture(scope="module")
+def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = Path(__file__).parent
+    program = tmp_path_factory.mktemp("race") / "race"
+    include = here.parents[2] / "testbed/native/include"
+    subprocess.run(
+        ["cc", "-O1", f"-I{include}", str(here / "race.c"), "-ldl", "-o", str(program)],
+        check=True,
+        timeout=60,
+    )
+    return program
+
+
 @pytest.mark.parametrize("own_namespace", [False, True])
-def test_never_both(emulation: Emulation, own_namespace: bool) -> None:
-    """Two at the same instant, a hundred times: together never above the card."""
-    first, second = both(emulation, own_namespace=own_namespace)
-    half = (CAPACITY - 2 * CONTEXT) // 2 + MIB
-    race = f"""
-        results = []
-        for _ in range(100):
-            open_ = error('cuMemGetInfo') and driver.cuMemAlloc({half})
-            if open_[0] == driver.CUresult.CUDA_SUCCESS:
-                results.append(used())
-                call('cuMemFree', open_[1])
-    """
-    first.send(race)
-    second.send(race)
-    first.receive()
-    second.receive()
-    results = first("results") + second("results")
-    assert results
-    assert max(results) <= CAPACITY
+def test_never_both(emulation: Emulation, race: Path, own_namespace: bool) -> None:
+    """Two at the same instant, thousands of times: together never above the card."""
+    command = emulation.command(
+        str(race), str(emulation.card() / "state"), "3000", own_namespace=own_namespace
+    )
+    racers = [
+        subprocess.Popen(
+            command, env=emulation.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    try:
+        outputs = [racer.communicate(timeout=TIMEOUT_S) for racer in racers]
+    finally:
+        for racer in racers:
+            racer.kill()
+    assert [racer.returncode for racer in racers] == [0, 0], outputs
+    successes, violations = zip(*(map(int, out.split()) for out, _ in outputs), strict=True)
+    assert sum(successes) > 300
+    assert violations == (0, 0)
 
 
 def test_nvml_names_the_processes(emulation: Emulation) -> None:
