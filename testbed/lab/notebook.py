@@ -32,6 +32,7 @@ from testbed.lab.scenario.record import (
     Control,
     Environment,
     Record,
+    budget_reason,
     case_verdict,
     write_json,
 )
@@ -142,9 +143,15 @@ class Experiment:
         """Write the record; this alone is the verdict."""
         trial = self._needs_run()
         asserts_limit = self._question.asserts_limit
+        hits = trial.budget_hits
+        if self._control_trial is not None:
+            hits += self._control_trial.budget_hits
         record = Record(
             case=self._case,
-            verdict=case_verdict(self._checks, self._control, asserts_limit=asserts_limit),
+            verdict=case_verdict(
+                self._checks, self._control, asserts_limit=asserts_limit, budget_hits=hits
+            ),
+            reason=budget_reason(hits),
             asserts_limit=asserts_limit,
             checks=self._checks,
             control=self._control,

@@ -72,6 +72,8 @@ class Testbed:
     def deploy(self, progress: Progress) -> Info:
         """Deploy the stack (again: to the state that this source tree has)."""
         prepared = images.prepare(progress)
+        # The sources may have changed since the cluster came up: it gets what we deploy.
+        self.cluster.load_images(prepared, progress)
         values = self._values(prepared)
         known = {node.name: node.cards for node in self.cluster.status().nodes if node.cards}
         deploy(self.kube, values, progress, expected=known or None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from testbed.card.spec import CardSpec as CardSpec
+
+if TYPE_CHECKING:  # what makes images reports its progress by this module's protocol
+    from testbed.lab.images.model import Image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,14 @@ class Cluster(Protocol):
 
         Raises:
             ClusterError: the cluster is absent.
+        """
+        ...
+
+    def load_images(self, images: Sequence[Image], progress: Progress) -> None:
+        """Give images to the nodes of a cluster that is up; known ones cost nothing.
+
+        Raises:
+            ClusterError: the cluster is not up, or a node does not take an image.
         """
         ...
 

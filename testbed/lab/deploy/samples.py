@@ -45,6 +45,8 @@ class CardInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     index: int
     memory_bytes: int
+    #: How often the host's memory budget refused something to an emulated card.
+    budget_hits: int = 0
     node: str = ""
 
 

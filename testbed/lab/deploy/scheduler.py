@@ -78,20 +78,18 @@ def scheduler_configuration(values: StackValues) -> Object:
                 "nodeCacheCapable": True,
                 "ignorable": False,
                 "managedResources": [
-                    # Nodes do advertise the count, so kube-scheduler checks it as well: a
-                    # node whose plugin is away then keeps pods Pending, where kubelet
-                    # would fail them for good.
-                    {"name": config.resourceCountName, "ignoredByScheduler": False},
-                    # No node advertises the others.
-                    *(
-                        {"name": name, "ignoredByScheduler": True}
-                        for name in (
-                            config.resourceMemoryName,
-                            config.resourceMemoryPercentageName,
-                            config.resourceCoreName,
-                            config.resourcePriorityName,
-                        )
-                    ),
+                    # All of them are the extender's, the count too: kube-scheduler does not
+                    # wake a pod that it rejected for one resource and that asks for ignored
+                    # ones beside it (NodeResourcesFit, isSchedulableAfterNodeChange). The
+                    # extender leaves out nodes whose kubelet offers no card.
+                    {"name": name, "ignoredByScheduler": True}
+                    for name in (
+                        config.resourceCountName,
+                        config.resourceMemoryName,
+                        config.resourceMemoryPercentageName,
+                        config.resourceCoreName,
+                        config.resourcePriorityName,
+                    )
                 ],
             }
         ],

@@ -80,6 +80,7 @@ class Trial:
     ledger: Mapping[str, Any]  # the extender's answer to /debug/ledger while the pods ran
     started: float
     ended: float
+    budget_hits: int = 0  # refusals by the host's memory budget, on any card, meanwhile
 
 
 class Question(Protocol):

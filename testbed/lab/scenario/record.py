@@ -89,15 +89,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def case_verdict(
-    checks: Iterable[Check], control: Control | None, *, asserts_limit: bool
+    checks: Iterable[Check],
+    control: Control | None,
+    *,
+    asserts_limit: bool,
+    budget_hits: int = 0,
 ) -> Verdict:
     """Return the verdict of a case from its checks and its control.
 
     No checks, or a limit asserted without a control that was run and failed as it
-    must, is ``error``.
+    must, is ``error``. So is a case in which an emulated card refused something for
+    want of the host's memory: to the workload that looked like the card's own limit.
     """
     verdicts = [check.verdict for check in checks]
-    if not verdicts:
+    if not verdicts or budget_hits:
         return "error"
     if asserts_limit:
         if control is None:
@@ -106,6 +111,16 @@ def case_verdict(
         if control.verdict != "pass":
             return "error"
     return worst(verdicts)
+
+
+def budget_reason(hits: int) -> str:
+    """Return why a case with refusals by the host's memory budget is an error."""
+    if not hits:
+        return ""
+    return (
+        f"the emulated card refused {hits} times for want of the host's memory"
+        " (VGPU_EMU_MEMORY_BUDGET raises its budget, with the next `testbed up`)"
+    )
 
 
 def read_record(path: Path) -> Record:

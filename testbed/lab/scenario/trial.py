@@ -148,7 +148,8 @@ def run_trial(
                 hint="see the logs in the bundle; a larger --timeout if the machine is slow",
             )
         pause(POLL_SECONDS)
-    samples.update(_samples(access.cards(since)))
+    last = access.cards(since)
+    samples.update(_samples(last))
     return Trial(
         enforcement=enforcement,
         pods={pod.name: _trace(pod) for pod in watched.values()},
@@ -158,6 +159,7 @@ def run_trial(
         ledger=ledger,
         started=started,
         ended=clock(),
+        budget_hits=_hits(last) - _hits(first),
     )
 
 
@@ -204,6 +206,10 @@ def _samples(reading: Reading) -> dict[tuple[float, str, int], Sample]:
         )
         for s in reading.samples
     }
+
+
+def _hits(reading: Reading) -> int:
+    return sum(card.budget_hits for card in reading.cards)
 
 
 def _trace(pod: _Watched) -> PodTrace:

@@ -2,6 +2,7 @@
 
 from testbed.stack.devices.cdi import CdiSpec, emulated_spec, sync_specs
 from testbed.stack.devices.driver_root import DriverRoot, find_driver_root
+from testbed.stack.devices.emulated import budget_hits
 from testbed.stack.devices.nvidia import (
     CardReading,
     Device,
@@ -17,6 +18,7 @@ __all__ = [
     "DriverRoot",
     "Nvml",
     "ProcessBytes",
+    "budget_hits",
     "emulated_spec",
     "find_driver_root",
     "registered_cards",

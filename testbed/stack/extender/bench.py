@@ -57,7 +57,12 @@ def cluster(nodes: int, rng: random.Random) -> State:
             for j in range(_CARDS)
         ]
         annotations = {names.NODE_REGISTER: encode_register(cards)}
-        state.node_changed({"metadata": {"name": _node(i), "annotations": annotations}})
+        state.node_changed(
+            {
+                "metadata": {"name": _node(i), "annotations": annotations},
+                "status": {"allocatable": {names.RESOURCE_COUNT: str(10 * _CARDS)}},
+            }
+        )
         for j in range(_PODS_PER_NODE):
             card = cards[rng.randrange(_CARDS)]
             charge = Charge(slots=1, mem_mib=rng.randrange(256, mem // 8), core_pct=10)

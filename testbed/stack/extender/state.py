@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.errors import CodecError, InputError
@@ -23,8 +23,18 @@ from testbed.stack.model import PodKey, PodShares
 from testbed.stack.placement.decide import Choice
 from testbed.stack.placement.effective import Kind, fold
 from testbed.stack.placement.ledger import Ledger
+from testbed.units import quantity
 
 log = logging.getLogger(__name__)
+
+
+def _offers(node: Mapping[str, Any], resource: str) -> bool:
+    """Tell whether a node's kubelet hands out a resource."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    try:
+        return quantity(allocatable.get(resource, 0)) > 0
+    except InputError:
+        return False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +67,8 @@ class State:
         self.bound: dict[str, Bound] = {}
         self.nodes_synced = False
         self.pods_synced = False
-        self._registered: dict[str, tuple[str, str]] = {}  # node -> annotations last read
+        #: Node -> annotations last read, and whether its kubelet offers cards.
+        self._registered: dict[str, tuple[str, str, bool]] = {}
 
     @property
     def synced(self) -> bool:
@@ -66,13 +77,20 @@ class State:
     # --- nodes -----------------------------------------------------------
 
     def node_changed(self, node: Mapping[str, Any]) -> None:
-        """Take a node's cards from its annotations; unchanged ones cost nothing."""
+        """Take a node's cards from its annotations; unchanged ones cost nothing.
+
+        A node whose kubelet offers no card (its plugin is away) keeps its cards and
+        its pods, and takes no new ones: there a kubelet would fail them for good.
+        kube-scheduler must not judge that (``ignoredByScheduler``), since it never
+        wakes a pod that it rejected for a resource beside ignored ones.
+        """
         metadata = node.get("metadata") or {}
         name = metadata.get("name") or ""
         annotations = metadata.get("annotations") or {}
         seen = (
             annotations.get(names.NODE_REGISTER) or "",
             annotations.get(names.DEVICE_CORDON) or "",
+            _offers(node, self.config.resourceCountName),
         )
         if self._registered.get(name) == seen:
             return
@@ -83,6 +101,8 @@ class State:
             # The cards last read stay: a bad write must not free what pods hold.
             log.warning("node %s: %s", name, error.text())
             return
+        if not seen[2]:
+            cards = tuple(replace(card, healthy=False) for card in cards)
         cordoned = [uuid.strip() for uuid in seen[1].split(",") if uuid.strip()]
         self.ledger.set_node(name, cards, cordoned)
         if cards:

@@ -104,6 +104,7 @@ def answer(
     source: str,
     devices: Sequence[Device],
     errors: Mapping[str, str],
+    budget_hits: Mapping[str, int],
     now: float,
     ticks: Iterable[Tick],
     key: Callable[[str], PodKey | None],
@@ -141,6 +142,7 @@ def answer(
             "name": device.name,
             "index": device.index,
             "memory_bytes": device.memory_bytes,
+            **({"budget_hits": budget_hits[device.uuid]} if device.uuid in budget_hits else {}),
             **({"error": errors[device.uuid]} if errors.get(device.uuid) else {}),
         }
         for device in devices

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testbed.errors import InputError
 from testbed.stack import names
-from testbed.stack.devices import CardReading, DriverRoot, Nvml, find_driver_root
+from testbed.stack.devices import CardReading, DriverRoot, Nvml, budget_hits, find_driver_root
 from testbed.stack.httpserver import HttpServer, Query, Reply, json_reply
 from testbed.stack.kubeapi import ApiError, KubeApi
 from testbed.stack.monitor.metrics import Observed, exposition
@@ -44,6 +44,7 @@ class Monitor:
     def __init__(self, options: Options, nvml: Nvml, root: DriverRoot, pods: PodIndex) -> None:
         self._options = options
         self._nvml = nvml
+        self._root = root
         self._source = "emulated" if root.emulated else "nvml"
         self._devices = nvml.devices()
         self._pods = pods
@@ -95,12 +96,14 @@ class Monitor:
             since = float(query.get("since", "0"))
         except ValueError as error:
             raise InputError("since is not a number of seconds", why=str(error)) from error
+        hits = {device.uuid: budget_hits(self._root, device.uuid) for device in self._devices}
         now, ticks = self._ring.since(since)
         document = answer(
             node=self._options.node,
             source=self._source,
             devices=self._devices,
             errors=self._errors,
+            budget_hits={uuid: count for uuid, count in hits.items() if count is not None},
             now=now,
             ticks=ticks,
             key=self._pods.key,

@@ -240,7 +240,7 @@ def test_scheduler_configuration() -> None:
     assert extender["nodeCacheCapable"] is True and extender["ignorable"] is False
     assert extender["tlsConfig"]["caFile"] == "/certificates/ca.crt"
     assert {r["name"]: r["ignoredByScheduler"] for r in extender["managedResources"]} == {
-        "x.y/n": False,
+        "x.y/n": True,
         "nvidia.com/gpumem": True,
         "nvidia.com/gpumem-percentage": True,
         "nvidia.com/gpucores": True,

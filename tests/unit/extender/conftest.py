@@ -32,13 +32,19 @@ class World:
     clock: Clock
     pods: dict = field(default_factory=dict)
 
-    def node(self, name="n1", count=1, mem=81920, cordon=None, **card):
+    def node(self, name="n1", count=1, mem=81920, cordon=None, offered="10", **card):
         card.setdefault("model", "NVIDIA A100-SXM4-80GB")
         cards = [Card(uuid=f"GPU-{name}-{i}", index=i, mem_mib=mem, **card) for i in range(count)]
         annotations = {names.NODE_REGISTER: encode_register(cards)}
         if cordon is not None:
             annotations[names.DEVICE_CORDON] = cordon
-        self.state.node_changed({"metadata": {"name": name, "annotations": annotations}})
+        allocatable = {} if offered is None else {names.RESOURCE_COUNT: offered}
+        self.state.node_changed(
+            {
+                "metadata": {"name": name, "annotations": annotations},
+                "status": {"allocatable": allocatable},
+            }
+        )
 
     def pod(self, name="p", mem=1000, count=1, cores=None, containers=None, init=(), **spec):
         def one(position, mem):

@@ -202,6 +202,18 @@ def test_n6_cordon_and_health_follow_the_node(world):
     assert world.filter(world.pod()).NodeNames == ["n1"]
 
 
+@pytest.mark.parametrize("offered", [None, "0", "many"])
+def test_n2_a_node_whose_kubelet_offers_no_card_keeps_its_pods_and_takes_none(world, offered):
+    world.node()
+    assert world.filter(world.pod()).NodeNames == ["n1"]
+    used = world.used()[0].slots
+    world.node(offered=offered)
+    assert world.filter(world.pod()).FailedNodes == {"n1": "1/1 CardNotHealth"}
+    assert world.used()[0].slots == used
+    world.node()
+    assert world.filter(world.pod()).NodeNames == ["n1"]
+
+
 def test_a_register_annotation_that_cannot_be_read_keeps_the_cards(world, caplog):
     world.node()
     world.filter(world.pod())
@@ -227,7 +239,10 @@ def test_text_form_of_the_register_is_read(world):
         "GPU-0,10,81920,100,NVIDIA-A100,0,true:GPU-1,10,81920,100,NVIDIA-A100,1,false,1,hami-core:"
     )
     world.state.node_changed(
-        {"metadata": {"name": "t", "annotations": {names.NODE_REGISTER: text}}}
+        {
+            "metadata": {"name": "t", "annotations": {names.NODE_REGISTER: text}},
+            "status": {"allocatable": {names.RESOURCE_COUNT: "20"}},
+        }
     )
     assert [card.healthy for card, _ in world.state.ledger.usage("t")] == [True, False]
 

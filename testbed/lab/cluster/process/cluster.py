@@ -169,12 +169,24 @@ class ProcessCluster:
                 hint=f"testbed down --name {self.name}, or another --name",
             )
         self._wait(record, wanted, progress)
+        self._load(record, self._parts.images(progress), progress)
+        return self.status()
+
+    def load_images(self, images: Sequence[Image], progress: Progress) -> None:
+        with lock.locked(self._lock, self.context):
+            record = Record.read(self._folders.record)
+            if record is None or record.stage != "up":
+                raise ClusterError(
+                    f"cluster {self.name!r} is not up", hint=f"testbed up --name {self.name}"
+                )
+            self._load(record, images, progress)
+
+    def _load(self, record: Record, images: Sequence[Image], progress: Progress) -> None:
         known = record.known_images()
-        new = [each for each in self._parts.images(progress) if each not in known]
+        new = [each for each in images if each not in known]
         if new:
             with progress.step("Adding images"):
                 self._add_images(record, new)
-        return self.status()
 
     def _add_images(self, record: Record, new: Sequence[Image]) -> None:
         """Import images into the running nodes; the earlier ones may still be in use."""
