@@ -7,6 +7,8 @@ the standard library serves better here than an event loop; no TLS, no bodies in
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from testbed.errors import InputError
+from testbed.errors import InputError, TestbedError
+
+_log = logging.getLogger(__name__)
 
 #: One value for each name; a name given twice counts once, the last.
 Query = Mapping[str, str]
@@ -68,8 +72,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no event of ours."""
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """Log a defect; a client that hangs up is no event of ours."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            _log.exception("a request of %s could not be answered", client_address)
 
 
 def _handler(routes: Mapping[str, Callable[[Query], Reply]]) -> type[BaseHTTPRequestHandler]:
@@ -89,6 +95,8 @@ def _handler(routes: Mapping[str, Callable[[Query], Reply]]) -> type[BaseHTTPReq
                     )
                 except InputError as error:
                     reply = json_reply({"error": error.text()}, status=400)
+                except (TestbedError, OSError) as error:
+                    reply = json_reply({"error": str(error)}, status=500)
             self.send_response(reply.status)
             self.send_header("Content-Type", reply.content_type)
             self.send_header("Content-Length", str(len(reply.body)))

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from testbed.card.profiles import load
+from testbed.native import card
 from testbed.native.region import RegionConstant, RegionDevice, make_region
 from testbed.stack.devices import CardReading, Device, DriverRoot, ProcessBytes
 from testbed.stack.kubeapi import KubeApi
@@ -48,7 +50,17 @@ class Running:
         self._api = KubeApi.connect(api.kubeconfig(tmp_path / "kubeconfig"))
         self._stop = threading.Event()
         options = Options(node="n1", driver_root="/x", hook_path=self.hook, port=0, period_s=0.02)
-        root = DriverRoot(path="/x", emulated=True, nvml=Path("/x"))
+        self.state = tmp_path / "root" / "cards" / GPU / "state"
+        self.state.parent.mkdir(parents=True)
+        a100 = {name: figure.value for name, figure in load("a100-80gb").figures.items()}
+        card.make(
+            self.state,
+            card.CardDescription(
+                uuid=GPU, name="A100", pci_bus_id="", index=0, minor=0, driver_text="", **a100
+            ),
+        )
+        nvml = tmp_path / "root" / "driver" / "libnvidia-ml.so.1"
+        root = DriverRoot(path="/x", emulated=True, nvml=nvml)
         self.pods = PodIndex(keep_s=600)
         self.monitor = Monitor(options, self.nvml, root, self.pods)  # type: ignore[arg-type]
         self._threads = [
@@ -95,7 +107,7 @@ def test_samples_and_since(monitor: Running) -> None:
     first = monitor.cards()
     assert (first["node"], first["source"]) == ("n1", "emulated")
     assert first["cards"] == [
-        {"uuid": GPU, "name": "NVIDIA A100", "index": 0, "memory_bytes": 1 << 30}
+        {"uuid": GPU, "name": "NVIDIA A100", "index": 0, "memory_bytes": 1 << 30, "budget_hits": 0}
     ]
     assert {(s["pid"], s["bytes"], s["pod_uid"]) for s in first["samples"]} == {(0, 0, "")}
     monitor.nvml.reading = CardReading(
@@ -121,6 +133,16 @@ def test_a_card_that_fails_is_told_and_silent(monitor: Running) -> None:
     monitor.nvml.reading = CardReading(uuid=GPU)
     eventually(lambda: bool(monitor.cards(now)["samples"]), "samples again")
     assert "error" not in monitor.cards()["cards"][0]
+
+
+def test_what_the_memory_budget_refused_is_told(monitor: Running) -> None:
+    assert monitor.cards()["cards"][0]["budget_hits"] == 0
+    with monitor.state.open("r+b") as file:
+        file.seek(card.StateLayout.budget_hits.offset)
+        file.write((3).to_bytes(8, "little"))
+    assert monitor.cards()["cards"][0]["budget_hits"] == 3
+    monitor.state.unlink()
+    assert monitor.get("/v1/cards")[0] == 500, "not zero: nobody knows"
 
 
 def test_bad_questions(monitor: Running) -> None:

@@ -82,6 +82,7 @@ def test_answer_is_the_contract() -> None:
         source="emulated",
         devices=[Device(uuid="GPU-a", index=0, name="NVIDIA A100", memory_bytes=85899345920)],
         errors={},
+        budget_hits={"GPU-a": 2},
         now=now,
         ticks=ticks,
         key={"u": PodKey(namespace="ns", name="p", uid="u")}.get,
@@ -91,7 +92,13 @@ def test_answer_is_the_contract() -> None:
         "now": now,
         "source": "emulated",
         "cards": [
-            {"uuid": "GPU-a", "name": "NVIDIA A100", "index": 0, "memory_bytes": 85899345920}
+            {
+                "uuid": "GPU-a",
+                "name": "NVIDIA A100",
+                "index": 0,
+                "memory_bytes": 85899345920,
+                "budget_hits": 2,
+            }
         ],
         "samples": [
             {
@@ -116,6 +123,7 @@ def test_answer_tells_a_card_that_cannot_be_read() -> None:
         source="nvml",
         devices=[Device(uuid="GPU-a", index=0, name="X", memory_bytes=1)],
         errors={"GPU-a": "GPU is lost"},
+        budget_hits={},
         now=1.0,
         ticks=[],
         key=lambda uid: None,

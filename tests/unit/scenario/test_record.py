@@ -10,6 +10,7 @@ from testbed.lab.scenario.record import (
     Control,
     Environment,
     Record,
+    budget_reason,
     case_verdict,
     read_record,
     worst,
@@ -53,6 +54,13 @@ def test_the_worst_verdict_wins(verdicts, expected):
 )
 def test_a_limit_needs_checks_and_a_control_that_failed(checks, control, expected):
     assert case_verdict(checks, control, asserts_limit=True) == expected
+
+
+@pytest.mark.parametrize("checks", [(PASS,), (FAIL,), (SKIPPED,)])
+def test_a_budget_that_was_hit_makes_an_error(checks):
+    assert case_verdict(checks, GOOD, asserts_limit=True, budget_hits=1) == "error"
+    assert case_verdict(checks, None, asserts_limit=False, budget_hits=1) == "error"
+    assert "VGPU_EMU_MEMORY_BUDGET" in budget_reason(1) and budget_reason(0) == ""
 
 
 def test_a_rule_needs_no_control():

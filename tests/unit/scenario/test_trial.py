@@ -24,6 +24,7 @@ class FakeAccess:
         self.lines = {}
         self.releases = []
         self.started = False
+        self.hits = 7  # of the card's earlier life
 
     def clock(self):
         return self.now
@@ -72,7 +73,8 @@ class FakeAccess:
             time=self.now - 0.01, uuid="G", pid=1, pod_uid="uid-a", container="main", bytes=MIB
         )
         fresh = (sample,) if sample.time > from_time else ()
-        return deploy.Reading(now={"n": self.now}, source="emulated", cards=(), samples=fresh)
+        card = deploy.CardInfo(uuid="G", name="", index=0, memory_bytes=1, budget_hits=self.hits)
+        return deploy.Reading(now={"n": self.now}, source="emulated", cards=(card,), samples=fresh)
 
     def registered(self):
         return {"n": ()}
@@ -95,6 +97,21 @@ def go(access, deadline=60.0):
         clock=access.clock,
         pause=access.pause,
     )
+
+
+def test_what_the_budget_refused_meanwhile_is_counted():
+    """Also what it refused last, after the pods were seen to run for the last time."""
+    access = FakeAccess()
+    assert go(access).budget_hits == 0
+    access = FakeAccess()
+    release = access.release
+
+    def refuse(namespace, name, phase):
+        release(namespace, name, phase)
+        access.hits += phase == PHASES[-1]
+
+    access.release = refuse
+    assert go(access).budget_hits == 2
 
 
 def test_pods_are_released_together_after_enough_samples():
