@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import enum
 import fcntl
-import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -245,14 +245,28 @@ def read_region(path: Path) -> RegionView:
     Raises:
         CodecError: the file is missing, cut, of another version or was changed.
     """
+    return _view(path, _bytes_of(path))
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Return a region's bytes.
+
+    Its tenant can put anything in the file's place: opening a pipe must not block us,
+    and a mapping of a file that is cut meanwhile would kill us, so it is read.
+    """
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < layout.REGION_BYTES:
-                raise _bad(path, "the file is too short")
-            with mmap.mmap(file.fileno(), layout.REGION_BYTES, access=mmap.ACCESS_READ) as data:
-                return _view(path, data)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _bad(path, "it is not a file")
+            data = os.pread(descriptor, layout.REGION_BYTES, 0)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise _bad(path, str(error)) from error
+    if len(data) < layout.REGION_BYTES:
+        raise _bad(path, "the file is too short")
+    return data
 
 
 def _bad(path: Path, why: str) -> CodecError:
@@ -263,7 +277,7 @@ def _bad(path: Path, why: str) -> CodecError:
     )
 
 
-def _view(path: Path, data: mmap.mmap) -> RegionView:
+def _view(path: Path, data: bytes) -> RegionView:
     constant = _constant(path, data)
     count = len(constant.devices)
     offset = layout.EXT_OFFSET
@@ -280,7 +294,7 @@ def _view(path: Path, data: mmap.mmap) -> RegionView:
     )
 
 
-def _constant(path: Path, data: mmap.mmap) -> RegionConstant:
+def _constant(path: Path, data: bytes) -> RegionConstant:
     offset = layout.EXT_OFFSET
     magic, version, size, expected = struct.unpack_from("<QIIQ", data, offset)
     if magic != layout.EXT_MAGIC:
@@ -316,7 +330,7 @@ def _constant(path: Path, data: mmap.mmap) -> RegionConstant:
         raise _bad(path, str(error)) from error
 
 
-def _processes(path: Path, data: mmap.mmap, records: int, devices: int) -> Iterator[ProcessView]:
+def _processes(path: Path, data: bytes, records: int, devices: int) -> Iterator[ProcessView]:
     start = layout.EXT_OFFSET + layout.Extension.records.offset
     size = ctypes.sizeof(layout.ProcessRecord)
     with _lock_file(path) as lock:
@@ -345,7 +359,9 @@ def _processes(path: Path, data: mmap.mmap, records: int, devices: int) -> Itera
 def _lock_file(path: Path) -> Iterator[int | None]:
     """Yield a descriptor of the lock file, or None: without the file nobody holds a lock."""
     try:
-        descriptor = os.open(lock_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(
+            lock_path(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
     except FileNotFoundError:
         yield None
         return

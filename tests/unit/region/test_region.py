@@ -218,3 +218,25 @@ def test_a_record_count_beyond_the_table_is_cut(region: Path) -> None:
 def test_without_a_lock_file_nobody_lives(region: Path) -> None:
     lock_path(region).unlink()
     assert read_region(region).processes == ()
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "link to a pipe"])
+def test_whatever_a_tenant_puts_in_its_place_never_blocks_the_reader(
+    tmp_path: Path, region: Path, what: str
+) -> None:
+    region.unlink()
+    if what == "folder":
+        region.mkdir()
+    elif what == "pipe":
+        os.mkfifo(region)
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        region.symlink_to(tmp_path / "pipe")
+    with pytest.raises(CodecError, match="not a file"):
+        read_region(region)
+
+
+def test_a_pipe_as_lock_file_never_blocks_the_reader(region: Path) -> None:
+    lock_path(region).unlink()
+    os.mkfifo(lock_path(region))
+    assert read_region(region).processes == ()
