@@ -9,6 +9,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  ?= co_location/a100-example
 ARGS   ?=
+# Two at once, each file's tests in order on one worker; tests with a cluster run alone.
+SPREAD := -n 2 --dist loadfile
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,10 +39,10 @@ lint: setup ## Lint, types, import contracts
 	@$(BIN)/lint-imports --no-cache
 
 test-unit: native ## Pure parts, no network, no cluster
-	@$(BIN)/python -m pytest tests/unit $(ARGS)
+	@$(BIN)/python -m pytest tests/unit $(SPREAD) $(ARGS)
 
 test-native: prepare ## C libraries, then once more with sanitizers
-	@$(BIN)/python -m pytest tests/native $(ARGS)
+	@$(BIN)/python -m pytest tests/native $(SPREAD) $(ARGS)
 
 test-component: prepare ## Webhook, extender, plugin, monitor against a real API server
 	@$(BIN)/python -m pytest tests/component $(ARGS)
