@@ -7,6 +7,7 @@ and what the card counted for the pod (the monitor's samples).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,6 @@ GRANULE_MIB = 2.0
 
 ALLOCATORS = ("uncached", "native", "expandable_segments", "cudaMallocAsync")
 
-#: What a control must fail, on the same observation, with bytes above the cap.
-CONTROL_MUST_FAIL = ("memory_cap", "card_bytes")
-
 
 class PodParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one pod asks for."""
@@ -35,6 +33,7 @@ class PodParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     gpumem: int  # MiB
     gpu: int = 1
     gpucores: int = 0  # percent
+    run_as_user: int | None = None  # None: the image's, which is root
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -62,9 +61,9 @@ class CoLocation:
         if not parameters.pods:
             raise InputError("the case has no pods", hint="name at least one below `pods:`")
         for name, pod in parameters.pods.items():
-            if not name.isalnum() or not name.islower() or len(name) > 20:
+            if not re.fullmatch(r"[a-z0-9]{1,20}", name):
                 raise InputError(
-                    f"pod {name!r} has an unusable name", hint="use lower-case letters and digits"
+                    f"pod {name!r} has an unusable name", hint="use up to 20 letters a-z and digits"
                 )
             if pod.gpu != 1:
                 raise InputError(
@@ -79,6 +78,10 @@ class CoLocation:
                 )
             if not 0 <= pod.gpucores <= 100:
                 raise InputError(f"pod {name}: gpucores is {pod.gpucores}", hint="use 0 to 100")
+            if pod.run_as_user is not None and not 0 <= pod.run_as_user <= 65535:
+                raise InputError(
+                    f"pod {name}: run_as_user is {pod.run_as_user}", hint="use 0 to 65535"
+                )
         unknown = set(parameters.allocators) - set(ALLOCATORS)
         if unknown or not parameters.allocators:
             raise InputError(
@@ -109,6 +112,7 @@ class CoLocation:
                     "ceiling_mib": pod.gpumem * parameters.ceiling_pct // 100,
                     "hold_seconds": parameters.hold_seconds,
                 },
+                run_as_user=pod.run_as_user,
             )
             for name, pod in parameters.pods.items()
         )

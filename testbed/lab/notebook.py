@@ -21,6 +21,7 @@ from testbed.lab.report.table import checks_html, checks_text, columns, record_t
 from testbed.lab.scenario.access import ClusterAccess
 from testbed.lab.scenario.cases import checked_parameters, load_question
 from testbed.lab.scenario.pods import (
+    check_users,
     namespace_manifest,
     pins,
     pod_manifest,
@@ -96,6 +97,7 @@ class Experiment:
         self._checks: tuple[Check, ...] = ()
         self._control: Control | None = None
         self._info: Info = testbed.ensure(ClusterSpec(), self._progress)
+        check_users(question.plan(parameters), id_range=testbed.cluster.status().id_range)
 
     def plan(self) -> Table:
         """Show which pods will run."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import InputError
 from testbed.lab.scenario.question import PodPlan
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares
@@ -43,7 +44,6 @@ def pod_manifest(
     image: str,
     pin: Mapping[str, str] | None = None,
     node: str = "",
-    run_as_user: int | None = None,
 ) -> dict[str, Any]:
     """Return one pod of a case.
 
@@ -53,7 +53,6 @@ def pod_manifest(
         image: Reference of the PyTorch image.
         pin: Annotations that pin the pod to cards (control runs).
         node: Node that the pod is pinned to, by selector (control runs).
-        run_as_user: Another user than the image's.
     """
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -79,8 +78,8 @@ def pod_manifest(
         spec["schedulerName"] = plan.scheduler
     if node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}
-    if run_as_user is not None:
-        spec["securityContext"] = {"runAsUser": run_as_user, "runAsGroup": run_as_user}
+    if plan.run_as_user is not None:
+        spec["securityContext"] = {"runAsUser": plan.run_as_user, "runAsGroup": plan.run_as_user}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -92,6 +91,25 @@ def pod_manifest(
         },
         "spec": spec,
     }
+
+
+def check_users(plans: Sequence[PodPlan], *, id_range: bool) -> None:
+    """Refuse pods that ask for another user on a cluster that has only one.
+
+    Kubernetes would only show a mount that failed with ``lchown … invalid argument``,
+    once for every attempt, and ignore a group silently.
+
+    Raises:
+        InputError: names the pods; nothing has been submitted.
+    """
+    others = [f"{plan.name} ({plan.run_as_user})" for plan in plans if plan.run_as_user]
+    if others and not id_range:
+        raise InputError(
+            f"pods ask for another user than 0: {', '.join(others)}",
+            why="this testbed runs as an ordinary user without a range of ids",
+            hint="install newuidmap (Debian: uidmap) and a range in /etc/subuid and"
+            " /etc/subgid, or run as root, and bring the testbed up anew",
+        )
 
 
 def pins(pod: Mapping[str, Any]) -> tuple[str, dict[str, str]]:

@@ -27,6 +27,7 @@ class PodPlan:
         workload: File name of the program in the question's folder.
         annotations: Annotations beside the pinning of a control run.
         scheduler: Explicit scheduler name; empty leaves it to the webhook.
+        run_as_user: Another user (and group) than the image's.
     """
 
     name: str
@@ -35,6 +36,7 @@ class PodPlan:
     workload: str = "workload.py"
     annotations: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
+    run_as_user: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import pytest
 
 from testbed.errors import InputError
 from testbed.lab.scenario.cases import checked_parameters, find_cases, load_parameters
+from testbed.lab.scenario.pods import check_users, pod_manifest
 from testbed.lab.scenario.question import Sample
 from testbed.lab.scenario.record import case_verdict
 from testbed.stack import names
@@ -201,6 +202,8 @@ def test_a_control_without_samples_is_an_error(co_location):
         {"pods": {"a": {"gpumem": 30720, "gpu": 2}}},
         {"pods": {"a": {"gpumem": 30720, "gpucores": 101}}},
         {"pods": {"A!": {"gpumem": 30720}}},
+        {"pods": {"é": {"gpumem": 30720}}},
+        {"pods": {"a": {"gpumem": 30720, "run_as_user": -1}}},
         {"pods": {"a": {"gpumem": 30720}}, "allocators": ["magic"]},
         {"pods": {"a": {"gpumem": 30720}}, "allocators": []},
         {"pods": {"a": {"gpumem": 30720}}, "ceiling_pct": 100},
@@ -210,6 +213,19 @@ def test_a_control_without_samples_is_an_error(co_location):
 def test_bad_parameters_are_refused_before_anything_runs(co_location, values):
     with pytest.raises(InputError):
         checked_parameters(co_location.question, values)
+
+
+def test_another_user_needs_a_range_of_ids(co_location):
+    values = {"pods": {"a": {"gpumem": 4096, "run_as_user": 1000}, "b": {"gpumem": 4096}}}
+    parameters = checked_parameters(co_location.question, values)
+    plans = co_location.question.plan(parameters)
+    specs = [pod_manifest("ns", plan, image="i")["spec"] for plan in plans]
+    assert specs[0]["securityContext"] == {"runAsUser": 1000, "runAsGroup": 1000}
+    assert "securityContext" not in specs[1]
+    check_users(plans, id_range=True)
+    check_users(plans[1:], id_range=False)
+    with pytest.raises(InputError, match=r"another user than 0: a \(1000\)"):
+        check_users(plans, id_range=False)
 
 
 def test_the_ceiling_lies_above_the_cap(co_location):
