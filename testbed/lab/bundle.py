@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ KINDS = (
 LOG_LINES = 5000
 
 
-def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path:
+def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
     """Write everything that a failure needs below a folder; best effort, never raises.
 
-    What could not be had is named in ``problems.txt``.
+    What could not be had is named in ``problems.txt``. What an earlier failure left there
+    goes first.
+
+    Returns:
+        The folder; None where there was nothing to collect, since nothing had started.
     """
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     try:
@@ -46,7 +52,10 @@ def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path:
             _pod_logs(folder / "pods", kube, problems)
     if problems:
         (folder / "problems.txt").write_text("\n".join(problems) + "\n")
-    return folder
+    if any(folder.iterdir()):
+        return folder
+    folder.rmdir()
+    return None
 
 
 def _pod_logs(folder: Path, kube: Kube, problems: list[str]) -> None:

@@ -29,7 +29,7 @@ class Finding:
 
 def diagnose() -> tuple[Finding, ...]:
     """Look at the machine; change nothing."""
-    return (_machine(), _python(), _user_namespaces(), _disk(), _memory(), *_tools())
+    return (_machine(), _python(), _user_namespaces(), _disk(), _memory(), _tools())
 
 
 def _machine() -> Finding:
@@ -106,13 +106,11 @@ def _memory() -> Finding:
     )
 
 
-def _tools() -> tuple[Finding, ...]:
+def _tools() -> Finding:
     missing = binaries.missing_tools()
-    if not missing:
-        return (Finding(name="Debian packages", ok=True, detail="all there"),)
-    return tuple(
-        Finding(name=tool.name, ok=False, detail="missing", hint=_debian()) for tool in missing
-    )
+    detail = "missing: " + ", ".join(tool.name for tool in missing) if missing else "all there"
+    hint = _debian() if missing else ""
+    return Finding(name="Debian packages", ok=not missing, detail=detail, hint=hint)
 
 
 def _debian() -> str:

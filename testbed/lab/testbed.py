@@ -129,8 +129,8 @@ class Testbed:
             self._kube = None
         self.cluster.down(progress)
 
-    def bundle(self, folder: Path) -> Path:
-        """Collect the evidence of a failure; best effort."""
+    def bundle(self, folder: Path) -> Path | None:
+        """Collect the evidence of a failure, as far as there is any; best effort."""
         try:
             kube: Kube | None = self.kube
         except TestbedError:

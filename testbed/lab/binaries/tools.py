@@ -66,9 +66,20 @@ def locate(name: str) -> Path | None:
 
 
 def install_command(tools: tuple[Tool, ...]) -> str:
-    """Return the one command that installs tools on Debian and its kin."""
+    """Return the one line that installs tools on Debian and its kin, as this user types it."""
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    # A new system has no lists: apt-get would find none of the packages.
+    update = "" if _has_lists() else f"{sudo}apt-get update && "
+    return f"{update}{sudo}apt-get {_arguments(tools)}"
+
+
+def _arguments(tools: tuple[Tool, ...]) -> str:
     packages = sorted({tool.package for tool in tools})
-    return f"apt-get install --yes --no-install-recommends {' '.join(packages)}"
+    return f"install --yes --no-install-recommends {' '.join(packages)}"
+
+
+def _has_lists() -> bool:
+    return any(_APT_LISTS.glob("*_Packages*"))
 
 
 def ensure_tools(progress: Progress) -> dict[str, Path]:
@@ -106,9 +117,9 @@ def _install(missing: tuple[Tool, ...], progress: Progress) -> None:
             apt_get("update", "cannot read the lists of packages")
 
         def install() -> None:
-            apt_get(install_command(missing).removeprefix("apt-get "), f"cannot install {names}")
+            apt_get(_arguments(missing), f"cannot install {names}")
 
-        if any(_APT_LISTS.glob("*_Packages*")):
+        if _has_lists():
             with contextlib.suppress(TestbedError):  # lists that are old name files that are gone
                 install()
                 return
@@ -118,9 +129,4 @@ def _install(missing: tuple[Tool, ...], progress: Progress) -> None:
 
 def _refusal(missing: tuple[Tool, ...], *, why: str = "") -> MissingTool:
     lacks = ", ".join(f"{tool.name} ({tool.purpose})" for tool in missing)
-    sudo = "" if os.geteuid() == 0 else "sudo "
-    return MissingTool(
-        f"this machine lacks {lacks}",
-        why=why,
-        hint=f"{sudo}{install_command(missing)}",
-    )
+    return MissingTool(f"this machine lacks {lacks}", why=why, hint=install_command(missing))

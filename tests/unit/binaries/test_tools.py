@@ -59,6 +59,8 @@ def test_plugins_count_only_together(machine: Path) -> None:
 
 def test_a_user_gets_one_command(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (machine.parent / "lists").mkdir()
+    (machine.parent / "lists/x_Packages").touch()
     program(machine / "apt-get", "touch called")
     everything(machine, but="nft")
     (machine / "runc").unlink()
@@ -67,6 +69,18 @@ def test_a_user_gets_one_command(machine: Path, monkeypatch: pytest.MonkeyPatch)
     assert caught.value.hint == ("sudo apt-get install --yes --no-install-recommends nftables runc")
     assert "nft (Services (kube-proxy))" in caught.value.what
     assert not Path("called").exists()
+
+
+def test_a_new_system_reads_the_lists_of_packages_first(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    everything(machine, but="nft")
+    with pytest.raises(MissingTool) as caught:
+        tools.ensure_tools(QUIET)
+    assert caught.value.hint == (
+        "sudo apt-get update && sudo apt-get install --yes --no-install-recommends nftables"
+    )
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -124,7 +138,7 @@ def test_an_installation_without_effect_is_said(
     program(machine / "apt-get")
     with pytest.raises(MissingTool, match="still missing") as caught:
         tools.ensure_tools(QUIET)
-    assert caught.value.hint.startswith("apt-get install")
+    assert caught.value.hint.startswith("apt-get ")
 
 
 def test_root_without_apt_gets_the_command_too(
