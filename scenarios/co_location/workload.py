@@ -89,12 +89,9 @@ def fill(torch: Any, used: Any, ceiling: int, blocks: list[Any]) -> tuple[bool, 
     """
     error_class = ""
     for step in STEPS_MIB:
-        while True:
-            if used() + step * MIB > ceiling:
-                # Nobody stopped us below the ceiling: there is no cap.
-                if not error_class:
-                    return False, ""
-                break
+        # A step that does not fit below the ceiling says nothing of a cap: a smaller one
+        # may still meet it.
+        while used() + step * MIB <= ceiling:
             try:
                 block = torch.empty(step * MIB, dtype=torch.uint8, device="cuda")
                 block.zero_()
