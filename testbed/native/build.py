@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,13 +34,19 @@ def parts(names: Sequence[str], *, sanitize: bool) -> tuple[str, ...]:
     return tuple(part for part in wanted if (SOURCE / part / "CMakeLists.txt").exists())
 
 
-def build(names: Sequence[str] = (), *, sanitize: bool = False) -> Path:
+def build(
+    names: Sequence[str] = (),
+    *,
+    sanitize: bool = False,
+    tell: Callable[[str], None] = lambda part: None,
+) -> Path:
     """Build parts and install them into ``testbed/native/lib``.
 
     Args:
         names: Folders; all where there are none.
         sanitize: Build with address and undefined-behaviour sanitizers, into
             ``lib/sanitized``.
+        tell: Called with each part that is compiled, before it is.
 
     Returns:
         The folder that holds the built files.
@@ -51,11 +57,11 @@ def build(names: Sequence[str] = (), *, sanitize: bool = False) -> Path:
     """
     lib = SOURCE / "lib" / "sanitized" if sanitize else SOURCE / "lib"
     for part in parts(names, sanitize=sanitize):
-        _build_part(part, lib, sanitize=sanitize)
+        _build_part(part, lib, tell, sanitize=sanitize)
     return lib
 
 
-def _build_part(part: str, lib: Path, *, sanitize: bool) -> None:
+def _build_part(part: str, lib: Path, tell: Callable[[str], None], *, sanitize: bool) -> None:
     compiler = _tool("cc")
     key = _key(part, compiler, sanitize=sanitize)
     marker = lib / f".{part}.key"
@@ -65,6 +71,7 @@ def _build_part(part: str, lib: Path, *, sanitize: bool) -> None:
     kept = cache / f"{part}-{key}"
     with _alone(cache / f"{part}{'-sanitized' if sanitize else ''}.lock"):
         if not kept.exists():
+            tell(part)
             _compile(part, kept, cache, sanitize=sanitize)
         files = sorted(path.name for path in (kept / "lib").iterdir())
         lib.mkdir(parents=True, exist_ok=True)
@@ -143,7 +150,8 @@ def _tool(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        package = {"cc": "gcc", "ninja": "ninja-build"}.get(name, name)
+        # gcc alone does not bring the headers: Debian only recommends them.
+        package = {"cc": "gcc libc6-dev", "ninja": "ninja-build"}.get(name, name)
         raise MissingTool(
             "the native parts cannot be built",
             why=f"there is no {name}",
@@ -166,6 +174,10 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
+def _say(part: str) -> None:
+    sys.stderr.write(f"… native part {part}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m testbed.native.build", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
@@ -175,9 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     try:
-        build(given.parts, sanitize=given.sanitize)
+        build(given.parts, sanitize=given.sanitize, tell=_say)
     except TestbedError as error:
-        sys.stderr.write(error.text() + "\n")
+        sys.stderr.write(f"error: {error.text()}\n")
         return error.exit_code
     return 0
 
