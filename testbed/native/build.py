@@ -38,7 +38,7 @@ def build(
     names: Sequence[str] = (),
     *,
     sanitize: bool = False,
-    tell: Callable[[str], None] = lambda part: None,
+    tell: Callable[[str], None] | None = None,
 ) -> Path:
     """Build parts and install them into ``testbed/native/lib``.
 
@@ -61,7 +61,9 @@ def build(
     return lib
 
 
-def _build_part(part: str, lib: Path, tell: Callable[[str], None], *, sanitize: bool) -> None:
+def _build_part(
+    part: str, lib: Path, tell: Callable[[str], None] | None, *, sanitize: bool
+) -> None:
     compiler = _tool("cc")
     key = _key(part, compiler, sanitize=sanitize)
     marker = lib / f".{part}.key"
@@ -71,7 +73,8 @@ def _build_part(part: str, lib: Path, tell: Callable[[str], None], *, sanitize: 
     kept = cache / f"{part}-{key}"
     with _alone(cache / f"{part}{'-sanitized' if sanitize else ''}.lock"):
         if not kept.exists():
-            tell(part)
+            if tell is not None:
+                tell(part)
             _compile(part, kept, cache, sanitize=sanitize)
         files = sorted(path.name for path in (kept / "lib").iterdir())
         lib.mkdir(parents=True, exist_ok=True)
