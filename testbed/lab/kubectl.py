@@ -6,8 +6,10 @@ The Python client's own stream can hang for ever, or break on large output
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,16 +68,19 @@ def run(
         argv.append("-i")
     argv += ["--", *command]
     try:
-        done = subprocess.run(
-            argv,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        # Its cache of a cluster that will be gone has no place in ~/.kube.
+        with tempfile.TemporaryDirectory(prefix="vgpu-kubectl-") as folder:
+            done = subprocess.run(
+                argv,
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+                env={**os.environ, "KUBECACHEDIR": folder},
+            )
     except subprocess.TimeoutExpired as error:
         raise WaitTimeout(
             f"command {' '.join(command)!r} in pod {where.namespace}/{where.pod} "

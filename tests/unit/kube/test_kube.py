@@ -333,6 +333,14 @@ def test_exec_returns_rc_and_both_streams(tmp_path: Path) -> None:
     )
 
 
+def test_exec_leaves_no_cache_behind(tmp_path: Path) -> None:
+    tool = kubectl(tmp_path, 'touch "$KUBECACHEDIR/discovery"; echo "$KUBECACHEDIR"')
+    with Kube(write_kubeconfig(tmp_path, "http://127.0.0.1:1"), kubectl=tool) as kube:
+        done = kube.exec("n", "p", ["true"])
+    assert done.rc == 0
+    assert not Path(done.stdout.strip()).exists()
+
+
 def test_kubectl_is_told_to_who_needs_it(tmp_path: Path) -> None:
     tool = kubectl(tmp_path, "exit 0")
     with Kube(write_kubeconfig(tmp_path, "http://127.0.0.1:1"), kubectl=tool) as kube:
