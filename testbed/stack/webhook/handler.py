@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -96,6 +97,7 @@ def mutate(pod: Mapping[str, Any], config: DeviceConfig) -> dict[str, Any]:
         changed["spec"]["schedulerName"] = config.schedulerName
     for (_, container), own in zip(members, asked.containers, strict=True):
         if own.count:
+            _refuse_covering(container)
             _set_priority(container, config)
         elif config.overwriteEnv:
             _set_env(container, names.ENV_VISIBLE, "none")
@@ -162,6 +164,20 @@ def _refuse_impossible(pod: Mapping[str, Any]) -> None:
             why="a share of a card is handed out by the scheduler",
             hint="use spec.nodeSelector instead of spec.nodeName",
         )
+
+
+def _refuse_covering(container: Mapping[str, Any]) -> None:
+    """A volume at one of our places is mounted after ours: the container would run without
+    the library, or with a region that its processes do not share."""
+    for key, field in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")):
+        for mount in _members(container, key):
+            path = posixpath.normpath("/" + str(mount.get(field) or "").lstrip("/"))
+            if path == names.CONTAINER_PRELOAD or f"{path}/".startswith(f"{names.CONTAINER_ROOT}/"):
+                raise InputError(
+                    f"container {str(container.get('name', ''))!r} mounts a volume at {path}",
+                    why="that would cover what keeps the container to its share of a card",
+                    hint="mount it elsewhere; libraries can be preloaded by LD_PRELOAD",
+                )
 
 
 def _privileged_text(container: Mapping[str, Any], title: str) -> str:

@@ -238,6 +238,34 @@ def test_not_privileged_is_not_refused(value):
     admitted(pod(container(limits={GPU: "1"}, securityContext={"privileged": value})))
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/etc/ld.so.preload", "/usr/local/vgpu", "/usr/local/vgpu/", "/usr/local/vgpu/cards"),
+        *("usr/local/vgpu", "//usr/local//vgpu", "/usr/local/bin/../vgpu/region"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("key", "field"), [("volumeMounts", "mountPath"), ("volumeDevices", "devicePath")]
+)
+def test_a_volume_over_the_library_is_refused_by_name(path, key, field):
+    covering = {key: [{"name": "v", field: path}]}
+    for found in (
+        pod(container("bad", limits={GPU: "1"}, **covering)),
+        pod(container("bad", limits={MEM: "5"}, **covering)),
+        pod(container("b"), init=[container("bad", limits={GPU: "1"}, **covering)]),
+    ):
+        text = refused(found)
+        assert "'bad' mounts a volume at /" in text and "LD_PRELOAD" in text
+
+
+@pytest.mark.parametrize("path", ["/etc", "/usr/local", "/usr/local/vgpu2", "/vgpu", "", None, 3])
+def test_volumes_elsewhere_are_left_alone(path):
+    admitted(pod(container(limits={GPU: "1"}, volumeMounts=[{"name": "v", "mountPath": path}])))
+    covering = [{"name": "v", "mountPath": names.CONTAINER_PRELOAD}]
+    admitted(pod(container(volumeMounts=covering), container("b", limits={GPU: "1"})))
+
+
 def test_w6_preset_node_is_refused():
     assert "node 'n1'" in refused(pod(container(limits={GPU: "1"}), nodeName="n1"))
     found = pod(container(), nodeName="n1")
