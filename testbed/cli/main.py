@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from testbed import __version__
+from testbed.cli.kubectl import CONTEXT, kubectl
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 from testbed.cli.run import run
 from testbed.lab import binaries, images
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(name="run")(run)
+app.command(name="kubectl", context_settings=CONTEXT)(kubectl)
 
 Name = Annotated[str, typer.Option("--name", help="Name of the testbed.")]
 Output = Annotated[Format, typer.Option("-o", "--output", help="table or json.")]
@@ -62,7 +64,8 @@ def status_text(status: ClusterStatus) -> str:
     ]
     lines += [f"problem: {problem}" for problem in status.problems]
     if status.kubeconfig:
-        lines.append(f"kubectl --kubeconfig {status.kubeconfig} get pods -A")
+        named = "" if status.name == DEFAULT_NAME else f"--name {status.name} "
+        lines.append(f"testbed kubectl {named}get pods -A")
     return "\n".join(lines)
 
 
@@ -84,17 +87,24 @@ def up(
         spec = ClusterSpec(nodes=nodes, cards=parse_cards(cards), port=port)
         testbed = Testbed(checked_name(name))
         progress = ConsoleProgress()
-        status = testbed.up(spec, progress)
-        if not bare:
-            testbed.deploy(progress)
+        with testbed.use("up", progress) as use:
+            status = testbed.up(spec, progress)
+            use.note(temporary=False)
+            if not bare:
+                testbed.deploy(progress)
         emit(status, status_text(status), chosen)
 
 
 @app.command()
-def down(name: Name = DEFAULT_NAME) -> None:
+def down(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
     """Take a testbed down: every process, mount, namespace and file of it."""
-    with errors_as_exit_codes():
-        Testbed(checked_name(name)).down(ConsoleProgress())
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        # A run that is going on takes the testbed down itself when it is ended.
+        with testbed.use("down", progress, wait_s=0):
+            testbed.down(progress)
+        emit({"name": name, "state": "absent"}, "", chosen)
 
 
 @app.command()
@@ -109,25 +119,34 @@ def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
 
 
 @app.command()
-def kubeconfig(name: Name = DEFAULT_NAME) -> None:
+def kubeconfig(
+    name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False
+) -> None:
     """Print the path of the kubeconfig (context testbed-NAME)."""
-    with errors_as_exit_codes():
-        print(Testbed(checked_name(name)).cluster.kubeconfig())
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        path = Testbed(checked_name(name)).cluster.kubeconfig()
+        emit({"kubeconfig": path, "context": f"testbed-{name}"}, str(path), chosen)
 
 
 @app.command()
-def deploy(name: Name = DEFAULT_NAME) -> None:
+def deploy(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
     """Deploy the sharing stack of this source tree on a testbed that is up."""
-    with errors_as_exit_codes():
-        Testbed(checked_name(name)).deploy(ConsoleProgress())
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        testbed.cluster.kubeconfig()  # said before anything is built
+        with testbed.use("deploy", progress):
+            emit(testbed.deploy(progress), "", chosen)
 
 
 @app.command()
 def render(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
     """Print the manifests that `deploy` applies (new certificates each time)."""
-    with errors_as_exit_codes():
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
         manifests = Testbed(checked_name(name)).manifests(ConsoleProgress())
-        if format_of(output, as_json) is Format.json:
+        if chosen is Format.json:
             print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
         else:
             print(yaml.safe_dump_all(manifests, sort_keys=False), end="")
@@ -186,8 +205,3 @@ def doctor(output: Output = Format.table, as_json: Json = False) -> None:
 def version() -> None:
     """Print the version."""
     print(__version__)
-
-
-def main() -> None:
-    """Run the command line."""
-    app()

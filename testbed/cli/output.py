@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,22 +31,64 @@ def emit(value: Any, text: str, output: Format) -> None:
     if output is Format.json:
         encoded = msgspec.json.encode(value, enc_hook=str)
         print(msgspec.json.format(encoded, indent=2).decode())
-    else:
+    elif text:
         print(text)
 
 
 @contextmanager
 def errors_as_exit_codes(output: Format = Format.table) -> Iterator[None]:
-    """Turn an error into its lines on standard error and its exit code."""
+    """Turn an error into its lines on standard error and its exit code.
+
+    Whatever happens, 1 is the answer of a check that failed and of nothing else.
+    """
     try:
         yield
+        sys.stdout.flush()
+    except typer.Exit:
+        raise
     except TestbedError as error:
-        if output is Format.json:
-            fields = {"what": error.what, "why": error.why, "hint": error.hint}
-            document = {"error": fields, "artifacts": str(error.artifacts or "")}
-            print(json.dumps(document, indent=2))
-        print(f"error: {error.text()}", file=sys.stderr)
+        _tell(error, output)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
+        if output is Format.json:
+            _document("interrupted")
         print("interrupted", file=sys.stderr)
         raise typer.Exit(2) from error
+    except BrokenPipeError as error:
+        # Who read our output has gone; Python would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(2) from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        what = f"{where}{error.strerror or error}"
+        hint = "`testbed doctor` says what this machine lacks"
+        _tell(TestbedError(what, hint=hint, artifacts=_trace(error)), output)
+        raise typer.Exit(2) from error
+    except Exception as error:
+        what = f"unexpected {type(error).__name__}"
+        hint = "this is a defect of the testbed: report it with the file below"
+        _tell(TestbedError(what, why=str(error), hint=hint, artifacts=_trace(error)), output)
+        raise typer.Exit(2) from error
+
+
+def _tell(error: TestbedError, output: Format) -> None:
+    if output is Format.json:
+        _document(error.what, error.why, error.hint, str(error.artifacts or ""))
+    print(f"error: {error.text()}", file=sys.stderr)
+
+
+def _document(what: str, why: str = "", hint: str = "", artifacts: str = "") -> None:
+    fields = {"what": what, "why": why, "hint": hint}
+    print(json.dumps({"error": fields, "artifacts": artifacts}, indent=2))
+
+
+def _trace(error: BaseException) -> Path | None:
+    """Keep where an error came from in a file; nobody wants it on a terminal."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="testbed-error-", suffix=".txt", delete=False
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return None
+    return Path(file.name)

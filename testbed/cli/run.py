@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +12,16 @@ import typer
 from testbed.cli.output import Format, errors_as_exit_codes
 from testbed.errors import TestbedError
 from testbed.lab.cluster.protocol import ClusterSpec
-from testbed.lab.deploy import set_enforcement
 from testbed.lab.notebook import scenarios_root
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.table import MARKS, record_text, report_text
 from testbed.lab.scenario.cases import find_cases
-from testbed.lab.scenario.pods import TRIAL_LABEL
+from testbed.lab.scenario.leftovers import tidy
 from testbed.lab.scenario.record import EXIT_CODES, Report
-from testbed.lab.scenario.run import check_case, run_cases
+from testbed.lab.scenario.run import check_case, run_cases, run_folder
 from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, parse_cards
+
+DEFAULT_CARDS = "a100-80gb:1"
 
 
 def run(
@@ -28,8 +30,8 @@ def run(
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the testbed.")] = DEFAULT_NAME,
     cards: Annotated[
-        str, typer.Option("--cards", help="Cards of a testbed that is brought up.")
-    ] = "a100-80gb:1",
+        str, typer.Option("--cards", help=f"Cards of the testbed, {DEFAULT_CARDS} by default.")
+    ] = "",
     keep: Annotated[bool, typer.Option("--keep", help="Leave the testbed up afterwards.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=10, help="Seconds for each case.")
@@ -52,42 +54,47 @@ def run(
         for case in cases:
             check_case(case, notebooks / f"{case.question}.ipynb")
         testbed = Testbed(checked_name(name))
-        spec = ClusterSpec(cards=parse_cards(cards))
-        target = runs or root.parent / "runs"
+        spec = ClusterSpec(cards=parse_cards(cards or DEFAULT_CARDS))
+        target = (runs or root.parent / "runs").absolute()
         progress = ConsoleProgress()
-        found_up = testbed.cluster.status().state == "up"
         evidence: Path | None = None
-        try:
+        with testbed.use("run", progress, wait_s=timeout) as use:
+            folder = run_folder(target)
+            # One that a killed run would have taken down goes with this run.
+            stays = keep or (testbed.cluster.status().state != "absent" and not use.inherited)
+            use.note(temporary=not stays)
             try:
+                if cards and testbed.cluster.status().state == "up":
+                    testbed.up(spec, progress)  # refuses other cards than it has
                 testbed.ensure(spec, progress)
-                report, folder = run_cases(
+                report = run_cases(
                     cases,
                     notebooks=notebooks,
                     testbed=name,
-                    runs=target,
+                    folder=folder,
                     timeout_seconds=timeout,
                     show=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
-                    after_error=lambda: after_error(testbed, progress),
+                    after_error=lambda: tidy(testbed.kube, progress),
                 )
                 if report.verdict == "error":
                     evidence = testbed.bundle(folder / "bundle")
             except TestbedError as error:
-                error.artifacts = error.artifacts or testbed.bundle(target / "failed-bundle")
+                error.artifacts = error.artifacts or testbed.bundle(folder / "bundle")
                 raise
-        finally:
-            if not (keep or found_up):
-                testbed.down(progress)
+            except KeyboardInterrupt:
+                if stays:
+                    with contextlib.suppress(TestbedError):  # else the next run does it
+                        tidy(testbed.kube, progress)
+                raise
+            finally:
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing came of it
+                if not stays:
+                    testbed.down(progress)
         show(report, folder, chosen)
         if evidence is not None:
             print(f"bundle    {evidence}", file=sys.stderr)
         raise typer.Exit(EXIT_CODES[report.verdict])
-
-
-def after_error(testbed: Testbed, progress: ConsoleProgress) -> None:
-    """Put the testbed back in order after a case that ended half-way."""
-    for namespace in testbed.kube.list("v1", "Namespace", labels=TRIAL_LABEL):
-        testbed.kube.delete("v1", "Namespace", namespace["metadata"]["name"])
-    set_enforcement(testbed.kube, "on", progress)
 
 
 def show(report: Report, folder: Path, output: Format) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from testbed.errors import InputError
+from testbed.errors import InputError, TestbedError
 from testbed.lab.cluster.protocol import ClusterSpec
 from testbed.lab.deploy import enforcement
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.table import checks_html, checks_text, columns, record_text
 from testbed.lab.scenario.access import ClusterAccess
 from testbed.lab.scenario.cases import checked_parameters, load_question
+from testbed.lab.scenario.leftovers import tidy
 from testbed.lab.scenario.pods import (
     check_users,
     namespace_manifest,
@@ -27,7 +29,7 @@ from testbed.lab.scenario.pods import (
     pod_manifest,
     workload_manifest,
 )
-from testbed.lab.scenario.question import Question, Trial
+from testbed.lab.scenario.question import PodPlan, Question, Trial
 from testbed.lab.scenario.record import (
     Check,
     Control,
@@ -37,12 +39,15 @@ from testbed.lab.scenario.record import (
     case_verdict,
     write_json,
 )
+from testbed.lab.scenario.run import run_folder as new_folder
 from testbed.lab.scenario.trial import run_trial
 from testbed.lab.testbed import Info, Testbed
 
 #: Deadline of one run of the pods; slow machines raise it by the variable.
 TRIAL_SECONDS = float(os.environ.get("VGPU_TESTBED_TRIAL_SECONDS", "300"))
 GONE_SECONDS = 60.0
+#: How long another run on the testbed is waited for.
+ALONE_SECONDS = 900.0
 
 
 class Table:
@@ -96,7 +101,8 @@ class Experiment:
         self._control_trial: Trial | None = None
         self._checks: tuple[Check, ...] = ()
         self._control: Control | None = None
-        self._info: Info = testbed.ensure(ClusterSpec(), self._progress)
+        with testbed.use("notebook", self._progress):
+            self._info: Info = testbed.ensure(ClusterSpec(), self._progress)
         check_users(question.plan(parameters), id_range=testbed.cluster.status().id_range)
 
     def plan(self) -> Table:
@@ -112,7 +118,9 @@ class Experiment:
 
     def run(self) -> Table:
         """Run the pods with the limiter and judge them."""
-        with self._progress.step("pods with the limiter") as step:
+        self._trial = self._control_trial = self._control = None
+        self._checks = ()
+        with self._alone(), self._progress.step("pods with the limiter") as step:
             trial = self._trial = self._one_trial("on", step, previous=None)
         self._checks = self._question.checks(self._parameters, trial)
         return _checks_table(self._checks)
@@ -120,7 +128,9 @@ class Experiment:
     def control(self) -> Table:
         """Run the same pods, pinned to the same place, without the limiter."""
         previous = self._needs_run()
+        self._control_trial = self._control = None
         with (
+            self._alone(),
             enforcement(self._testbed.kube, "off", self._progress),
             self._progress.step("control: the same pods without the limiter") as step,
         ):
@@ -190,10 +200,10 @@ class Experiment:
             manifests.append(
                 pod_manifest(namespace, plan, image=self._info.pytorch_image, pin=pin, node=node)
             )
-        kube.create(namespace_manifest(namespace))
         try:
+            kube.create(namespace_manifest(namespace))
             kube.create(workload_manifest(namespace, self._folder, plans))
-            return run_trial(
+            trial = run_trial(
                 ClusterAccess(kube),
                 namespace,
                 manifests,
@@ -201,13 +211,27 @@ class Experiment:
                 deadline_seconds=TRIAL_SECONDS,
                 step=step,
             )
-        except BaseException:
-            self._testbed.bundle(self._run_folder / f"bundle-{mode}")
+        except BaseException as error:
+            if isinstance(error, Exception):  # who interrupts does not want to wait for it
+                self._testbed.bundle(self._run_folder / f"bundle-{mode}")
+            with contextlib.suppress(TestbedError):  # the cause is the error above
+                self._remove(namespace, plans)
             raise
-        finally:
-            kube.delete("v1", "Namespace", namespace)
-            for plan in plans:
-                kube.wait_gone("v1", "Pod", plan.name, namespace, timeout_s=GONE_SECONDS)
+        self._remove(namespace, plans)
+        return trial
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the testbed to ourselves, and in order."""
+        with self._testbed.use("notebook", self._progress, wait_s=ALONE_SECONDS):
+            tidy(self._testbed.kube, self._progress)
+            yield
+
+    def _remove(self, namespace: str, plans: Sequence[PodPlan]) -> None:
+        kube = self._testbed.kube
+        kube.delete("v1", "Namespace", namespace)
+        for plan in plans:
+            kube.wait_gone("v1", "Pod", plan.name, namespace, timeout_s=GONE_SECONDS)
 
     def _environment(self, trial: Trial) -> Environment:
         visible = [e for pod in trial.pods.values() for e in pod.events if e["event"] == "visible"]
@@ -265,8 +289,7 @@ def scenarios_root() -> Path:
 
 
 def _default_run_folder(root: Path, case: str) -> Path:
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return root.parent / "runs" / stamp / case
+    return new_folder(root.parent / "runs") / case
 
 
 def _checks_table(checks: Sequence[Check]) -> Table:

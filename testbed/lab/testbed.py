@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,19 @@ from testbed.card import profiles
 from testbed.errors import ClusterError, InputError, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
+from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.protocol import CardSpec, Cluster, ClusterSpec, ClusterStatus, Progress
 from testbed.lab.deploy import StackImages, StackValues, certificates, deploy, render
 from testbed.lab.kube import Kube
+from testbed.lab.use import Use, using
 from testbed.native import artifacts
 from testbed.stack import names
 
 INFO_NAME = "testbed-info"
 DEFAULT_NAME = "vgpu"
 MAX_CARDS = 16  # of one node (region.h, VGPU_MAX_DEVICES)
+#: How long a command waits for another one on the same testbed.
+USE_SECONDS = 300.0
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +69,33 @@ class Testbed:
             self._kube = Kube(self.cluster.kubeconfig(), kubectl=binaries.find("kubectl"))
         return self._kube
 
+    @contextlib.contextmanager
+    def use(
+        self, command: str, progress: Progress, *, wait_s: float = USE_SECONDS
+    ) -> Iterator[Use]:
+        """Be the only command on this testbed while the body runs.
+
+        Raises:
+            ClusterError: another one does not end in time.
+        """
+        path = layout.state_home() / f".{self.name}.use"
+        what = f"testbed {self.name!r}"
+        with contextlib.ExitStack() as stack:
+            with contextlib.ExitStack() as waiting:
+                # No step where nobody is in the way.
+                step = None
+
+                def report(who: str) -> None:
+                    nonlocal step
+                    if step is None:
+                        step = waiting.enter_context(progress.step(f"waiting for {what}"))
+                    step.update(who)
+
+                found = stack.enter_context(
+                    using(path, what, command, wait_s=wait_s, report=report if wait_s else None)
+                )
+            yield found
+
     def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
         """Bring the cluster up; see ``Cluster.up``."""
         status = self.cluster.up(spec, progress)
@@ -76,6 +109,8 @@ class Testbed:
         self.cluster.load_images(prepared, progress)
         values = self._values(prepared)
         known = {node.name: node.cards for node in self.cluster.status().nodes if node.cards}
+        # Without it a killed deployment is not taken for a complete one by `ensure`.
+        self.kube.delete("v1", "ConfigMap", INFO_NAME, names.NAMESPACE)
         deploy(self.kube, values, progress, expected=known or None)
         info = Info(
             provider=self.provider,

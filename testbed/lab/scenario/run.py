@@ -8,8 +8,10 @@ a case whose last cell wrote no record is an error.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +23,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
-from testbed.errors import InputError
+from testbed.errors import InputError, TestbedError
+from testbed.lab import use
 from testbed.lab.scenario.cases import Case, checked_parameters, load_parameters, load_question
+from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.record import (
     Environment,
     Record,
@@ -109,27 +114,49 @@ def run_case(
     started = datetime.now(UTC)
     begin = time.monotonic()
     why, code = _papermill(case, values, notebook, testbed, folder, timeout_seconds, show)
-    if record_path.exists() and code == 0:
-        return read_record(record_path)
-    reason = why or f"the notebook ended with status {code} and without a record"
-    record = Record(
-        case=str(case),
-        verdict="error",
-        asserts_limit=load_question(case.folder).asserts_limit,
-        checks=(),
-        control=None,
-        environment=Environment(provider="", card="", kubernetes="", torch="", stack="", shim=""),
+    if code == 0 and not why:
+        try:
+            return _own_record(record_path, case)
+        except InputError as error:
+            why = f"the notebook ended without a record of this case: {error.text()}"
+    record = _no_record(case, values, why or f"the notebook ended with status {code}")
+    record = msgspec.structs.replace(
+        record,
         started=started.isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - begin, 1),
         artifacts={
             "notebook": str(folder / "notebook.ipynb"),
             "log": str(folder / "papermill.log"),
         },
-        parameters=values,
-        reason=reason,
     )
     write_json(record_path, record)
     return record
+
+
+def _own_record(path: Path, case: Case) -> Record:
+    """Return the record that a notebook wrote, if it is one of this case."""
+    record = read_record(path)
+    if record.case != str(case):
+        raise InputError(f"{path} is the record of {record.case!r}")
+    if record.verdict == "pass" and not record.checks:
+        raise InputError(f"{path} says pass and holds no check")
+    return record
+
+
+def _no_record(case: Case, values: dict[str, Any], reason: str) -> Record:
+    """Return the record of a case that came to no verdict."""
+    return Record(
+        case=str(case),
+        verdict="error",
+        asserts_limit=load_question(case.folder).asserts_limit,
+        checks=(),
+        control=None,
+        environment=Environment(provider="", card="", kubernetes="", torch="", stack="", shim=""),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=0.0,
+        parameters=values,
+        reason=reason,
+    )
 
 
 def _papermill(
@@ -165,7 +192,17 @@ def _papermill(
             "--stdout-file",
             "-",
         ]
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1"}
+        # Killed with us, however we end: a notebook that went on alone would disturb the
+        # next run. The kernel ends by itself when papermill does.
+        setpriv = shutil.which("setpriv")
+        if setpriv:
+            argv = [setpriv, "--pdeathsig", "KILL", "--", *argv]
+        env = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            use.VARIABLE: str(os.getpid()),
+        }
         with (folder / "papermill.log").open("w") as log:
             process = subprocess.Popen(
                 argv,
@@ -180,7 +217,8 @@ def _papermill(
     if timed_out:
         return f"no verdict within {timeout_seconds:.0f} s", code
     if code:
-        return _last_error(folder / "papermill.log") or f"papermill ended with {code}", code
+        log_text = (folder / "papermill.log").read_text(errors="replace")
+        return last_error(log_text) or f"papermill ended with {code}", code
     return "", code
 
 
@@ -226,31 +264,26 @@ def _end(process: subprocess.Popen[str]) -> None:
             continue
 
 
-def _last_error(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
-
-
 def run_cases(
     cases: tuple[Case, ...],
     *,
     notebooks: Path,
     testbed: str,
-    runs: Path,
+    folder: Path,
     timeout_seconds: float,
     show: Callable[[str], None],
     after_error: Callable[[], None],
-) -> tuple[Report, Path]:
-    """Run cases one after the other and write ``runs/<time>/report.json``.
+) -> Report:
+    """Run cases one after the other and write ``report.json`` of the run's folder.
 
     Args:
+        folder: The run's own, from ``run_folder``; ``latest`` beside it will lead to it.
         after_error: Called when a case ended without a verdict, to put the testbed
             back in order before the next one.
     """
     for case in cases:
         check_case(case, notebooks / f"{case.question}.ipynb")
-    folder = runs / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    records = []
+    records: list[Record] = []
     for case in cases:
         record = run_case(
             case,
@@ -262,12 +295,42 @@ def run_cases(
         )
         records.append(record)
         if record.verdict == "error":
-            after_error()
+            try:
+                after_error()
+            except TestbedError as error:
+                text = f"not run: the testbed could not be put in order: {error.text()}"
+                records += [_no_record(rest, {}, text) for rest in cases[len(records) :]]
+                break
     report = Report(verdict=worst([r.verdict for r in records]), cases=tuple(records))
     write_json(folder / "report.json", report)
-    latest = runs / "latest"
-    temporary = runs / ".latest"
+    latest = folder.with_name("latest")
+    temporary = folder.with_name(f".latest-{folder.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder.name)
     temporary.replace(latest)
-    return report, folder
+    return report
+
+
+def run_folder(runs: Path) -> Path:
+    """Make the folder of a run that begins now, for it alone.
+
+    Raises:
+        InputError: nothing can be written there.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = runs / (stamp if number == 1 else f"{stamp}-{number}")
+            try:
+                folder.mkdir()
+            except FileExistsError:  # of another run that began in the same second
+                continue
+            return folder
+    except OSError as error:
+        raise InputError(
+            f"results cannot be written to {runs}",
+            why=error.strerror or str(error),
+            hint="name a folder of yours with --runs",
+        ) from error
+    raise AssertionError("unreachable")

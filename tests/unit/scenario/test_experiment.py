@@ -28,6 +28,10 @@ class FakeTestbed:
         self.kube.version.return_value = "v1.37.2"
         self.cluster = SimpleNamespace(status=lambda: SimpleNamespace(id_range=id_range))
 
+    @contextmanager
+    def use(self, command, progress, **_):
+        yield
+
     def ensure(self, spec, progress):
         return Info(
             provider="process",
@@ -58,6 +62,7 @@ def world(monkeypatch, tmp_path):
 
     monkeypatch.setattr(notebook, "run_trial", run_trial)
     monkeypatch.setattr(notebook, "enforcement", enforcement)
+    monkeypatch.setattr(notebook, "tidy", lambda kube, progress: found.modes.append("tidy"))
 
     def start(**pod):
         pods = {name: {"gpumem": mib, **pod} for name, mib in AT_CAP.items()}
@@ -80,7 +85,7 @@ def world(monkeypatch, tmp_path):
 def test_the_control_runs_the_same_pods_in_the_same_place(world):
     record = world.go()
     assert (record.verdict, record.reason) == ("pass", "")
-    assert world.modes == ["off", "restored"]
+    assert world.modes == ["tidy", "tidy", "off", "restored"]
     first, second = world.manifests
     for before, after in zip(first, second, strict=True):
         assert "nodeSelector" not in before["spec"]

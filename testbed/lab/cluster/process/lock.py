@@ -19,11 +19,11 @@ def locked(path: Path, what: str, *, deadline_s: float = 300.0) -> Iterator[None
     """Hold a lock file while the body runs; the file goes with the lock.
 
     Raises:
-        ClusterError: another command holds it for too long.
+        ClusterError: another command holds it for too long, or the folder cannot be
+            written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     until = time.monotonic() + deadline_s
-    fd = _take(path)
+    fd = take(path)
     while fd is None:
         if time.monotonic() > until:
             raise ClusterError(
@@ -32,7 +32,7 @@ def locked(path: Path, what: str, *, deadline_s: float = 300.0) -> Iterator[None
                 hint="wait for it, or end it",
             )
         time.sleep(_POLL_S)
-        fd = _take(path)
+        fd = take(path)
     try:
         yield
     finally:
@@ -55,13 +55,22 @@ def held(path: Path) -> bool:
     return False
 
 
-def _take(path: Path) -> int | None:
-    """Return a descriptor that holds the lock of the file that is there now."""
+def take(path: Path) -> int | None:
+    """Return a descriptor that holds the lock of the file that is there now.
+
+    Raises:
+        ClusterError: the folder cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:  # the folder went in between
         return None
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.stat().st_ino == os.fstat(fd).st_ino:
@@ -70,3 +79,11 @@ def _take(path: Path) -> int | None:
         pass
     os.close(fd)  # held by another, or unlinked by its last holder
     return None
+
+
+def _unwritable(folder: Path, error: OSError) -> ClusterError:
+    return ClusterError(
+        f"the state folder {folder} cannot be written",
+        why=error.strerror or str(error),
+        hint="point XDG_STATE_HOME at a folder of yours",
+    )

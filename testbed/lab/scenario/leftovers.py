@@ -1,0 +1,35 @@
+"""Put a testbed back in order after a run that was ended half-way."""
+
+from __future__ import annotations
+
+from testbed.lab.cluster.protocol import Progress
+from testbed.lab.deploy import set_enforcement
+from testbed.lab.kube import Kube
+from testbed.lab.scenario.pods import TRIAL_LABEL
+
+_GONE_S = 90.0
+
+
+def tidy(kube: Kube, progress: Progress) -> None:
+    """Remove the pods of earlier trials and switch enforcement on.
+
+    A run that was killed in its control leaves enforcement off: measured so, a
+    testbed that works would fail. Its pods would hold the card's memory.
+
+    Raises:
+        DeployError: no stack, or one whose plugins do not follow.
+        WaitTimeout: the pods of an earlier trial do not end.
+    """
+    left = [each["metadata"]["name"] for each in kube.list("v1", "Namespace", labels=TRIAL_LABEL)]
+    if left:
+        with progress.step("removing what an earlier run left"):
+            pods = [
+                (namespace, pod["metadata"]["name"])
+                for namespace in left
+                for pod in kube.list("v1", "Pod", namespace)
+            ]
+            for namespace in left:
+                kube.delete("v1", "Namespace", namespace)
+            for namespace, pod in pods:
+                kube.wait_gone("v1", "Pod", pod, namespace, timeout_s=_GONE_S)
+    set_enforcement(kube, "on", progress)
