@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from testbed.errors import ClusterError, WaitTimeout
+from testbed.errors import ClusterError, InputError, WaitTimeout
 from testbed.lab.cluster.protocol import Step
 from testbed.lab.deploy import Reading
 from testbed.lab.scenario.question import PodTrace, Sample, Trial
@@ -24,6 +24,9 @@ from testbed.stack.model import Card
 TICKS = 3
 POLL_SECONDS = 0.2
 OVERLAP_SECONDS = 2.0
+#: How long a pod may find no place. Nothing else runs on the cards, and what a trial
+#: before has freed is back in the extender's ledger within a second or two.
+PLACE_SECONDS = 30.0
 
 
 class Access(Protocol):
@@ -59,6 +62,7 @@ class _Watched:
     events: list[Mapping[str, Any]] = field(default_factory=list)
     released: set[str] = field(default_factory=set)
     noise: list[str] = field(default_factory=list)
+    refused_since: float | None = None  # by the scheduler
 
     @property
     def phase(self) -> str:
@@ -67,6 +71,13 @@ class _Watched:
     @property
     def ended(self) -> bool:
         return self.phase in ("Succeeded", "Failed")
+
+    def refusal(self) -> str:
+        """Return why the scheduler finds no place for the pod, nothing if it does not say."""
+        for condition in self.object.get("status", {}).get("conditions", ()):
+            if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+                return str(condition.get("message", "")) or "the scheduler does not say"
+        return ""
 
     def waiting_phase(self) -> Mapping[str, Any] | None:
         """Return the ``holding`` event that still waits for its release."""
@@ -109,6 +120,7 @@ def run_trial(
     """Start the pods, see them through all their phases, return what was seen.
 
     Raises:
+        InputError: a pod finds no place on the cluster.
         WaitTimeout: the pods did not end before the deadline; the text says where
             each of them stood.
     """
@@ -126,6 +138,7 @@ def run_trial(
             if not pod.ended:
                 pod.object = access.pod(namespace, pod.name) or pod.object
                 pod.events, pod.noise = parse_events(access.log(namespace, pod.name))
+        _check_placed(watched.values(), clock())
         reading = access.cards(since)
         since = _overlap(reading.now)
         samples.update(_samples(reading))
@@ -145,7 +158,7 @@ def run_trial(
             raise WaitTimeout(
                 f"the pods of {namespace} did not end within {deadline_seconds:.0f} s",
                 why="; ".join(_stuck(access, namespace, pod) for pod in watched.values()),
-                hint="see the logs in the bundle; a larger --timeout if the machine is slow",
+                hint="see the logs in the bundle; on a slow machine set VGPU_TESTBED_TRIAL_SECONDS",
             )
         pause(POLL_SECONDS)
     last = access.cards(since)
@@ -186,6 +199,22 @@ def ready_phase(pods: Sequence[_Watched], samples: Sequence[Sample]) -> str:
     )
     times = {sample.time for sample in samples if sample.time > full_since}
     return phase if len(times) >= TICKS else ""
+
+
+def _check_placed(pods: Iterable[_Watched], now: float) -> None:
+    """Give up on a case that cannot run, long before its deadline."""
+    for pod in pods:
+        why = pod.refusal()
+        if not why:
+            pod.refused_since = None
+        elif pod.refused_since is None:
+            pod.refused_since = now
+        elif now - pod.refused_since > PLACE_SECONDS:
+            raise InputError(
+                f"pod {pod.name} finds no place",
+                why=why,
+                hint="ask for less, or bring up more cards (testbed up --cards a100-80gb:2)",
+            )
 
 
 def _overlap(now: Mapping[str, float]) -> dict[str, float]:
@@ -232,7 +261,7 @@ def _trace(pod: _Watched) -> PodTrace:
     )
 
 
-def _where(pods: Any) -> str:
+def _where(pods: Iterable[_Watched]) -> str:
     parts = []
     for pod in pods:
         last = pod.events[-1] if pod.events else {}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from testbed.errors import WaitTimeout
+from testbed.errors import InputError, WaitTimeout
 from testbed.lab import deploy
 from testbed.lab.scenario.trial import TICKS, parse_events, run_trial
 from testbed.units import MIB
@@ -165,3 +165,37 @@ def test_the_deadline_names_where_each_pod_stood():
 def test_facts_and_noise_are_told_apart(log, events, noise):
     found, rest = parse_events(log)
     assert (len(found), len(rest)) == (events, noise)
+
+
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+
+
+def refuse(access, moments, message=""):
+    """Let pod b be Pending, refused by the scheduler at some seconds of the trial."""
+    pod = access.pod
+
+    def pending(namespace, name):
+        found = pod(namespace, name)
+        second = int(access.now - 1000)
+        if found is not None and name == "b" and second < max(moments):
+            found["status"]["phase"] = "Pending"
+            if second in moments:
+                found["status"]["conditions"] = [{**REFUSED, "message": message}]
+        return found
+
+    access.pod = pending
+
+
+def test_a_pod_that_finds_no_place_is_told_long_before_the_deadline():
+    access = FakeAccess(slow=("b",))
+    refuse(access, range(3000), "0/1 nodes: CardInsufficientMemory")
+    with pytest.raises(InputError, match=r"pod b finds no place: .*CardInsufficientMemory"):
+        go(access, deadline=3000.0)
+    assert 30 < access.now - 1000 < 40
+
+
+def test_a_pod_that_is_placed_after_a_while_is_waited_for():
+    access = FakeAccess()
+    refuse(access, [*range(20), *range(22, 42)])
+    assert go(access, deadline=3000.0).pods["b"].problem == ""
+    assert access.now - 1000 > 40
