@@ -11,7 +11,6 @@ import yaml
 
 from testbed import __version__
 from testbed.cli.kubectl import CONTEXT, kubectl
-from testbed.cli.kubectl import CONTEXT, kubectl
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 from testbed.cli.run import run
 from testbed.lab import binaries, images
@@ -29,7 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(name="run")(run)
-app.command(name="kubectl", context_settings=CONTEXT)(kubectl)
 app.command(name="kubectl", context_settings=CONTEXT)(kubectl)
 
 Name = Annotated[str, typer.Option("--name", help="Name of the testbed.")]
