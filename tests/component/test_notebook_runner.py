@@ -106,6 +106,22 @@ def test_a_run_without_a_record_is_an_error(case, tmp_path, cell, word):
     assert word in record.reason
 
 
+def test_a_run_neither_reads_nor_writes_a_home_folder(case, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    startup = home / ".ipython/profile_default/startup/mine.py"
+    startup.parent.mkdir(parents=True)
+    startup.write_text("raise SystemExit('a startup file of the person who runs this')")
+    before = sorted(home.rglob("*"))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for variable in ("XDG_CONFIG_HOME", "IPYTHONDIR", "MPLCONFIGDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    good = GOOD_RECORD.replace("VERDICT", "pass")
+    record, _ = go(case, tmp_path, "import matplotlib.pyplot", good)
+    assert record.verdict == "pass", record.reason
+    assert sorted(home.rglob("*")) == before
+
+
 def test_a_record_of_an_earlier_run_does_not_count(case, tmp_path):
     go(case, tmp_path, GOOD_RECORD.replace("VERDICT", "pass"))
     record, _ = go(case, tmp_path, "pass")

@@ -27,7 +27,7 @@ import msgspec
 import yaml
 
 from testbed.errors import InputError, TestbedError
-from testbed.lab import use
+from testbed.lab import cache, use
 from testbed.lab.scenario.cases import Case, checked_parameters, load_parameters, load_question
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.record import (
@@ -202,6 +202,9 @@ def _papermill(
             "PYTHONUNBUFFERED": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             use.VARIABLE: str(os.getpid()),
+            # A person's profile must not change a run, nor a run leave things in a home folder.
+            "IPYTHONDIR": str(cache.root() / "ipython"),
+            "MPLCONFIGDIR": str(cache.root() / "matplotlib"),
         }
         with (folder / "papermill.log").open("w") as log:
             process = subprocess.Popen(
