@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 import yaml
 
 from testbed.errors import InputError
@@ -120,7 +121,17 @@ def checked_parameters(question: Question, values: dict[str, Any]) -> Any:
         raise InputError(
             f"the parameters do not fit the question {question.name}",
             why=str(error),
-            hint="allowed: " + ", ".join(question.parameters.__struct_fields__),
+            hint="allowed: " + _names(msgspec.inspect.type_info(question.parameters)),
         ) from error
     question.validate(parameters)
     return parameters
+
+
+def _names(shape: msgspec.inspect.Type) -> str:
+    """Return the names that a shape has, those of the shapes in it in braces."""
+    if isinstance(shape, msgspec.inspect.StructType):
+        inner = [(field.encode_name, _names(field.type)) for field in shape.fields]
+        return ", ".join(f"{name} {{{names}}}" if names else name for name, names in inner)
+    if isinstance(shape, msgspec.inspect.DictType):
+        return _names(shape.value_type)
+    return ""

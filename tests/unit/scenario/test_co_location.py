@@ -215,6 +215,13 @@ def test_bad_parameters_are_refused_before_anything_runs(co_location, values):
         checked_parameters(co_location.question, values)
 
 
+def test_a_mistyped_name_is_answered_with_the_names_of_all_levels(co_location):
+    with pytest.raises(InputError, match="gpumen") as caught:
+        checked_parameters(co_location.question, {"pods": {"a": {"gpumen": 30720}}})
+    assert "pods {gpumem, gpu, " in caught.value.hint
+    assert ", hold_seconds" in caught.value.hint
+
+
 def test_another_user_needs_a_range_of_ids(co_location):
     values = {"pods": {"a": {"gpumem": 4096, "run_as_user": 1000}, "b": {"gpumem": 4096}}}
     parameters = checked_parameters(co_location.question, values)
