@@ -68,7 +68,7 @@ class ProcessCluster:
                 if record is not None and record.stage == "up" and self._alive(record):
                     return self._keep(record, spec, wanted, progress)
                 if self._folders.top.exists():
-                    with progress.step("Clearing what an earlier run left"):
+                    with progress.step("clear what an earlier run left"):
                         self._clear()
                 self._bring_up(spec, wanted, progress)
             finally:
@@ -78,7 +78,7 @@ class ProcessCluster:
     def down(self, progress: Progress) -> None:
         if not self._folders.top.exists():
             return
-        with lock.locked(self._lock, self.context), progress.step(f"Taking {self.context} down"):
+        with lock.locked(self._lock, self.context), progress.step(f"take {self.context} down"):
             self._clear()
         files.remove_if_empty(self._home)
 
@@ -185,7 +185,7 @@ class ProcessCluster:
         known = record.known_images()
         new = [each for each in images if each not in known]
         if new:
-            with progress.step("Adding images"):
+            with progress.step("add images"):
                 self._add_images(record, new)
 
     def _add_images(self, record: Record, new: Sequence[Image]) -> None:
@@ -223,7 +223,7 @@ class ProcessCluster:
             programs = self._parts.programs(progress)
             images = self._parts.images(progress)
             try:
-                with progress.step("Starting the cluster's processes"):
+                with progress.step("start the cluster's processes"):
                     record, binds = start.write(
                         self._folders,
                         start.Start(
@@ -256,7 +256,7 @@ class ProcessCluster:
                 raise
 
     def _wait(self, record: Record, wanted: Sequence[layout.Node], progress: Progress) -> None:
-        with progress.step("Waiting for the nodes") as step:
+        with progress.step("wait for the nodes") as step:
             watch.until_ready(
                 self._folders,
                 self._api(record),
