@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from testbed.errors import CodecError, InputError
+from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.question import PodPlan, PodTrace, Sample, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.stack import names
@@ -189,7 +190,11 @@ def judge_control(found: Sequence[Check]) -> Control:
 def missing(name: str, trace: PodTrace, allocator: str, asked: PodParameters) -> Check:
     """Return the error of a check whose workload event never came."""
     failure = trace.event("error", allocator)
-    why = str(failure["text"]).splitlines()[-1] if failure else trace.problem or "no such event"
+    if failure is None:
+        why = trace.problem or "no such event"
+    else:
+        told = last_error(str(failure["text"])).splitlines()
+        why = told[0] if told else f"its process ended with {failure['code']} and said nothing"
     return Check(
         name=name,
         pod=trace.name,

@@ -138,8 +138,25 @@ def test_a_missing_event_is_an_error(co_location, kind):
     control = co_location.question.control(
         co_location.parameters, make_trial(co_location.parameters, {"a": 33792, "b": 22528})
     )
-    assert case_verdict(checks, control, asserts_limit=True) == "error" or kind == "visible"
+    assert case_verdict(checks, control, asserts_limit=True) == "error"
     assert "error" in {c.verdict for c in checks}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("  File x\nAcceleratorError: CUDA error: out of memory\nSearch for it\n", "out of memory"),
+        ("", "ended with -9"),
+    ],
+)
+def test_a_workload_that_failed_says_why(co_location, text, why):
+    """Also one that was killed and said nothing."""
+    trial = drop_events(make_trial(co_location.parameters, AT_CAP), "a", "survived")
+    event = {"event": "error", "phase": "native", "time": 1.0, "code": -9, "text": text}
+    trial = change(trial, "a", events=(*trial.pods["a"].events, event))
+    checks = co_location.question.checks(co_location.parameters, trial)
+    (check,) = (c for c in checks if (c.name, c.pod, c.variant) == ("survives", "a", "native"))
+    assert check.verdict == "error" and why in check.reason
 
 
 @pytest.mark.parametrize(
