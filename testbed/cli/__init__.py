@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 
@@ -11,10 +12,30 @@ def main() -> None:
 
     # Before the rest is imported, which takes a while: no key may show a traceback.
     signals.install()
+    began: list[str] = []
     try:
+        from testbed.cli import output
         from testbed.cli.main import app
 
+        began = output.began
         app()
     except KeyboardInterrupt:
+        _answer(began, "interrupted")
         print("interrupted", file=sys.stderr)
         sys.exit(2)
+    except SystemExit as ended:
+        if ended.code:
+            _answer(began, "the command line cannot be understood")
+        raise
+
+
+def _answer(began: list[str], what: str) -> None:
+    """Print the error's document for a program that asked for one.
+
+    A command that has begun does so itself, or has printed its own.
+    """
+    given = " ".join(sys.argv[1:]).replace("=", " ")
+    asked = any(word in given for word in ("--json", "-o json", "-ojson", "--output json"))
+    if asked and not began:
+        fields = {"what": what, "why": "", "hint": "testbed --help"}
+        print(json.dumps({"error": fields, "artifacts": ""}, indent=2))

@@ -26,6 +26,10 @@ class Format(StrEnum):
     json = "json"
 
 
+#: Holds something once a command answers for itself; see ``testbed.cli.main``.
+began: list[str] = []
+
+
 def emit(value: Any, text: str, output: Format) -> None:
     """Print a value as text, or as JSON of itself."""
     if output is Format.json:
@@ -41,6 +45,7 @@ def errors_as_exit_codes(output: Format = Format.table) -> Iterator[None]:
 
     Whatever happens, 1 is the answer of a check that failed and of nothing else.
     """
+    began.append("command")
     try:
         yield
         sys.stdout.flush()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from testbed.errors import TestbedError
 from testbed.lab.cluster.protocol import Progress
-from testbed.lab.deploy import set_enforcement
+from testbed.lab.deploy import plugin_states, set_enforcement
+from testbed.lab.deploy.switch import read_config
 from testbed.lab.kube import Kube
 from testbed.lab.scenario.pods import TRIAL_LABEL
 
@@ -32,4 +34,19 @@ def tidy(kube: Kube, progress: Progress) -> None:
                 kube.delete("v1", "Namespace", namespace)
             for namespace, pod in pods:
                 kube.wait_gone("v1", "Pod", pod, namespace, timeout_s=_GONE_S)
-    set_enforcement(kube, "on", progress)
+    if _needs_switching(kube):
+        set_enforcement(kube, "on", progress)
+
+
+def _needs_switching(kube: Kube) -> bool:
+    """Tell whether anything says that enforcement is off; silence counts as that."""
+    found = read_config(kube)
+    if found is None or found[0].enforcement != "on":
+        return True
+    try:
+        return any(
+            (each.enforcement, each.generation) != ("on", found[0].generation)
+            for each in plugin_states(kube)
+        )
+    except TestbedError:
+        return True  # `set_enforcement` waits for those who do not answer

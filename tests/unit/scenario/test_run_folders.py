@@ -1,0 +1,50 @@
+"""Each run has a folder of its own, and a report whatever happens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import ClusterError, InputError
+from testbed.lab.scenario import run
+from testbed.lab.scenario.cases import find_cases
+
+from .conftest import ROOT
+
+
+def test_runs_of_the_same_second_do_not_share_a_folder(tmp_path: Path) -> None:
+    made = [run.run_folder(tmp_path / "runs") for _ in range(5)]
+    assert len(set(made)) == 5 and all(each.is_dir() for each in made)
+
+
+@pytest.mark.parametrize("runs", ["/proc/x", "/dev/null", "/dev/null/x"])
+def test_a_place_that_cannot_be_written_is_named(runs: str) -> None:
+    with pytest.raises(InputError, match=f"cannot be written to {runs}"):
+        run.run_folder(Path(runs))
+
+
+def test_a_testbed_that_stays_out_of_order_ends_the_run_with_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [case] = find_cases(ROOT / "scenarios", ("co_location/a100-example",))
+    folder = run.run_folder(tmp_path)
+    monkeypatch.setattr(run, "check_case", lambda case, notebook: {})
+    monkeypatch.setattr(run, "run_case", lambda case, **_: run._no_record(case, {}, "boom"))
+
+    def after_error() -> None:
+        raise ClusterError("the API server is away")
+
+    report = run.run_cases(
+        (case, case),
+        notebooks=tmp_path,
+        testbed="x",
+        folder=folder,
+        timeout_seconds=1,
+        show=print,
+        after_error=after_error,
+    )
+    assert [each.verdict for each in report.cases] == ["error", "error"]
+    assert "API server is away" in report.cases[1].reason
+    assert json.loads((tmp_path / "latest/report.json").read_text())["verdict"] == "error"
