@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +114,7 @@ class Testbed:
         info = Info(
             provider=self.provider,
             stack=f"vgpu-testbed {__version__}",
-            shim="libvgpu.so " + _content_hash(artifacts.library("libvgpu.so")),
+            shim="libvgpu.so " + artifacts.build_of(artifacts.library("libvgpu.so").read_bytes()),
             pytorch_image=images.find(prepared, "testbed/pytorch").reference,
             base_image=values.images.base,
             scheduler_image=values.images.kube_scheduler,
@@ -171,11 +170,6 @@ class Testbed:
         except TestbedError:
             kube = None
         return bundle.collect(folder, self.cluster, kube)
-
-
-def _content_hash(path: Path) -> str:
-    """Return the hash by which the plugin names a library's build."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def checked_name(name: str) -> str:

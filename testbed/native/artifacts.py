@@ -43,10 +43,6 @@ def library(name: str) -> Path:
     )
 
 
-def library_build(name: str) -> str:
-    """Return the build of a library: a short digest of its content.
-
-    Raises:
-        MissingTool: it has not been built.
-    """
-    return hashlib.sha256(library(name).read_bytes()).hexdigest()[:12]
+def build_of(content: bytes) -> str:
+    """Return the name of a library's build: a short digest of its content."""
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import TestbedError
 from testbed.lab import cache, packages
 from testbed.lab.cluster.protocol import Progress, Step
 from testbed.lab.images import venv
@@ -102,10 +101,3 @@ def host_command(environment: Path, driver_root: Path) -> HostCommand:
             "PYTHONNOUSERSITE": "1",
         },
     )
-
-
-def torch_version(environment: Path) -> str:
-    """Return the version of the environment's torch, for records."""
-    for folder in environment.glob("lib/python3.*/site-packages/torch-*.dist-info"):
-        return folder.name.removeprefix("torch-").removesuffix(".dist-info")
-    raise TestbedError("there is no torch in the PyTorch environment", artifacts=environment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from testbed.errors import DeployError
+from testbed.native.artifacts import build_of
 from testbed.stack import names
 from testbed.stack.plugin.answer import RegionPlan
 
@@ -35,7 +35,7 @@ def install_library(hook: Path, source: Path) -> str:
     """
     try:
         content = source.read_bytes()
-        build = hashlib.sha256(content).hexdigest()[:16]
+        build = build_of(content)
         folder = hook / "lib" / build
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)

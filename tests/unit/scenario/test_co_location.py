@@ -78,6 +78,19 @@ def test_the_card_counts_more_than_the_pod(co_location):
     assert "disagree" in {c.reason.split("the card and the pod ")[-1] for c in checks}
 
 
+def test_one_sample_below_what_the_pod_holds_fails(co_location):
+    """The card must agree for as long as the pod is full, not at its peak alone."""
+    trial = make_trial(co_location.parameters, AT_CAP)
+    low = Sample(
+        time=101.6, uuid=UUID, pid=40, pod_uid="uid-a", container="main", bytes=30716 * MIB
+    )
+    checks = co_location.question.checks(
+        co_location.parameters, replace(trial, samples=(*trial.samples, low))
+    )
+    failed = [c for c in checks if c.verdict == "fail"]
+    assert [(c.name, c.pod, c.card) for c in failed] == [("card_bytes", "a", 30716)]
+
+
 def test_one_sample_above_the_cap_fails_even_if_the_rest_hold(co_location):
     trial = make_trial(co_location.parameters, AT_CAP)
     peak = Sample(
@@ -200,6 +213,17 @@ def test_a_control_that_holds_a_cap_is_an_error(co_location, used):
         co_location.parameters, make_trial(co_location.parameters, used, "off")
     )
     assert control.verdict == "error"
+
+
+def test_a_control_that_fails_below_the_cap_is_an_error(co_location):
+    """It must fail for the reason that it is run for: bytes above the cap."""
+    low = make_trial(co_location.parameters, {"a": 100, "b": 22528}, "off")
+    more = tuple(
+        replace(s, bytes=s.bytes + 4 * MIB) if s.pod_uid == "uid-a" else s for s in low.samples
+    )
+    control = co_location.question.control(co_location.parameters, replace(low, samples=more))
+    assert {c.verdict for c in control.checks} == {"fail"}
+    assert control.verdict == "error" and "of a held" in control.reason
 
 
 def test_a_control_without_samples_is_an_error(co_location):
