@@ -177,7 +177,7 @@ def judge_control(found: Sequence[Check]) -> Control:
             isinstance(figure, float) and isinstance(check.asked, float) and figure > check.asked
         )
         if check.verdict != "fail" or not above:
-            reasons.append(f"{check.name} of {check.pod} held without the limiter")
+            reasons.append(f"{check.name} of {check.pod} did not pass its cap")
     if not found:
         reasons.append("the control checked nothing")
     return Control(

@@ -98,10 +98,11 @@ def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
         capture_output=True,
         timeout=300,
         check=False,
-        env={**os.environ, "NO_COLOR": "1", "VGPU_TESTBED_TRIAL_SECONDS": "20"},
+        env={**os.environ, "NO_COLOR": "1"},
     )
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "CardInsufficientMemory" in done.stdout + done.stderr
+    assert "pod a finds no place: 0/1 nodes" in done.stdout
+    assert "CardInsufficientMemory" in done.stdout and "to fix: ask for less" in done.stdout
     last = done.stderr.strip().splitlines()[-1]
     assert "bundle" in last and Path(last.split()[-1]).is_dir()
     # The testbed is in order again: enforcement on, no trial left.
