@@ -31,6 +31,11 @@ from .test_allocation import create_in_one_request, phase, wait_phase
 
 PROBE = (Path(__file__).parent / "container_probe.py").read_text()
 LARGE, SMALL = profiles.load("a100-80gb"), profiles.load("a100-40gb")
+#: What programs can have of the cards: the driver keeps some for itself.
+LARGE_MIB, SMALL_MIB = (
+    (card.figures["memory_bytes"].value - card.figures["reserved_bytes"].value) // MIB
+    for card in (LARGE, SMALL)
+)
 CONTEXT_MIB = LARGE.figures["context_bytes"].value // MIB
 #: Enough to show that nothing holds: the control's programs stop here, MiB above the cap.
 ABOVE_MIB = 2048
@@ -317,7 +322,7 @@ def test_two_cards_keep_their_order_and_their_own_caps(lab, space):
     made = lab.create(space, "pod", lab.container("main", "sleep", "600", gpu=quarter))
     lab.running(space, "pod")
     inside = Inside(lab, space, "pod")
-    caps = {lab.large: 20480, lab.small: 10240}
+    caps = {lab.large: LARGE_MIB // 4, lab.small: SMALL_MIB // 4}
     seen = [{"uuid": card, "mib": cap} for card, cap in caps.items()]
     assert inside.uid == made["metadata"]["uid"]
     assert [{"uuid": s.uuid, "mib": s.mem_mib} for s in lab.promised(space, "pod")[0]] == seen
@@ -325,7 +330,7 @@ def test_two_cards_keep_their_order_and_their_own_caps(lab, space):
     fact = inside.probe("see")
     assert fact["cards"] == seen
     limits = [fact["env"][f"{names.ENV_MEMORY_LIMIT}_{i}"] for i in range(2)]
-    assert limits == ["20480m", "10240m"]
+    assert limits == [f"{cap}m" for cap in caps.values()]
     for visible, order in (
         (None, seen),
         ("0,1", seen),
@@ -346,13 +351,17 @@ def test_a_percentage_is_of_the_card_and_cores_alone_give_the_whole_memory(lab, 
     cores = {names.RESOURCE_COUNT: "1", names.RESOURCE_CORES: "30"}
     for name, gpu, pin in (("percent", percent, lab.large), ("cores", cores, lab.small)):
         lab.create(space, name, lab.container("main", *probing("fill", 0, 99999), gpu=gpu), pin=pin)
-    assert is_capped(lab.fact(space, "percent", "main"), 20480)
-    fact = lab.fact(space, "cores", "main")
-    assert fact["env"][f"{names.ENV_MEMORY_LIMIT}_0"] == "40960m"
-    # What the driver keeps for itself is missing: the card is full before the cap.
-    whole = (SMALL.figures["memory_bytes"].value - SMALL.figures["reserved_bytes"].value) // MIB
-    assert whole - 2 <= fact["allocated"] + CONTEXT_MIB <= whole
-    assert fact["refused"] == 2
+    assert is_capped(lab.fact(space, "percent", "main"), LARGE_MIB // 4)
+    assert is_capped(lab.fact(space, "cores", "main"), SMALL_MIB)
+
+
+def test_two_halves_of_a_card_reach_their_caps_at_the_same_time(lab, space):
+    half = {names.RESOURCE_MEMORY_PERCENTAGE: "50"}
+    for name in ("one", "two"):
+        main = lab.container("main", *probing("hold", 0, 99999), gpu=half)
+        lab.create(space, name, main, pin=lab.small)
+    for name in ("one", "two"):
+        assert is_capped(lab.fact(space, name, "main"), SMALL_MIB // 2)
 
 
 # --- ways out ----------------------------------------------------------------------

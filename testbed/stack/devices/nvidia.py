@@ -20,12 +20,17 @@ from testbed.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A card as the driver describes it, before any policy."""
+    """A card as the driver describes it, before any policy.
+
+    Attributes:
+        reserved_bytes: Part of its memory that the driver keeps for itself.
+    """
 
     uuid: str
     index: int
     name: str
     memory_bytes: int
+    reserved_bytes: int = 0
     numa: int = 0
 
 
@@ -51,13 +56,19 @@ class CardReading:
 def registered_cards(
     devices: Iterable[Device], config: DeviceConfig, *, unhealthy: Container[str] = ()
 ) -> tuple[Card, ...]:
-    """Return the cards as the node registers them under a configuration."""
+    """Return the cards as the node registers them under a configuration.
+
+    What the driver keeps for itself is not there to be promised: two halves of the
+    whole would be refused before they reach their caps.
+    """
     return tuple(
         Card(
             uuid=device.uuid,
             index=device.index,
             slots=config.deviceSplitCount,
-            mem_mib=math.floor(device.memory_bytes // MIB * config.deviceMemoryScaling),
+            mem_mib=math.floor(
+                (device.memory_bytes - device.reserved_bytes) // MIB * config.deviceMemoryScaling
+            ),
             core_pct=math.floor(100 * config.deviceCoreScaling),
             model=model_name(device.name),
             numa=device.numa,
@@ -114,6 +125,7 @@ class Nvml:
                         index=index,
                         name=_text(pynvml.nvmlDeviceGetName(handle)),
                         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                        reserved_bytes=_reserved(handle),
                         numa=_numa(handle),
                     )
                 )
@@ -173,6 +185,12 @@ def _optional(call: Callable[[], Any], *, required: bool = False) -> Any:
         if required:
             raise
         return None
+
+
+def _reserved(handle: Any) -> int:
+    # Version 2 came with driver 510; older ones do not tell.
+    memory = _optional(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2))
+    return 0 if memory is None else int(memory.reserved)
 
 
 def _numa(handle: Any) -> int:

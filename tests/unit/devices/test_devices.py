@@ -74,6 +74,16 @@ def test_registered_cards() -> None:
     assert [(c.slots, c.mem_mib, c.core_pct) for c in scaled] == [(4, 122880, 200), (4, 23040, 200)]
 
 
+def test_what_the_driver_keeps_is_not_registered() -> None:
+    device = Device(
+        uuid="GPU-a", index=0, name="A100", memory_bytes=81920 << 20, reserved_bytes=870 << 20
+    )
+    (card,) = registered_cards((device,), DeviceConfig())
+    assert card.mem_mib == 81050
+    (scaled,) = registered_cards((device,), DeviceConfig(deviceMemoryScaling=2.0))
+    assert scaled.mem_mib == 162100
+
+
 ROOT = DriverRoot(path="/run/vgpu-emulated", emulated=True, nvml=Path("/x"))
 
 
