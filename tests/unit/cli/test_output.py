@@ -56,8 +56,11 @@ def test_an_error_is_an_exit_code_and_one_document(
 
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from testbed.cli import signals
+# nohup and a shell's background jobs hand on ignored signals, which stay so on purpose.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signals.install()
 try:
     print("ready", flush=True)
