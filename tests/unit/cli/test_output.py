@@ -116,10 +116,8 @@ def _indented(text: str) -> str:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["up", "--nodes", "17", "--json"],
         ["run", "-o", "json", "--nonsense"],
-        ["up", "--name", "Bad Name", "-o", "json"],
-        ["run", "no/such-case", "--output=json"],
+        ["up", "--name", "Bad Name", "--json"],
     ],
 )
 def test_bad_input_is_one_document_and_exit_code_2(arguments: list[str]) -> None:
