@@ -25,6 +25,8 @@ from testbed.units import MIB
 #: stop up to one granule below its cap (CUDA driver API, cuMemGetAllocationGranularity).
 GRANULE_MIB = 2.0
 
+REFUSED_EARLY = "refused too early"
+
 ALLOCATORS = ("uncached", "native", "expandable_segments", "cudaMallocAsync")
 
 
@@ -177,7 +179,10 @@ def judge_control(found: Sequence[Check]) -> Control:
             isinstance(figure, float) and isinstance(check.asked, float) and figure > check.asked
         )
         if check.verdict != "fail" or not above:
-            reasons.append(f"{check.name} of {check.pod} did not pass its cap")
+            reason = f"{check.name} of {check.pod} did not pass its cap"
+            if check.reason == REFUSED_EARLY:
+                reason += ": the card was full before (ask for less of it, or lower ceiling_pct)"
+            reasons.append(reason)
     if not found:
         reasons.append("the control checked nothing")
     return Control(
@@ -219,7 +224,7 @@ def memory_cap(asked: PodParameters, trace: PodTrace, allocator: str) -> Check:
     elif used > asked.gpumem:
         reason = "above the cap"
     elif not held:
-        reason = "refused too early"
+        reason = REFUSED_EARLY
     return Check(
         name="memory_cap",
         pod=trace.name,

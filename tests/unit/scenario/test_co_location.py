@@ -226,6 +226,9 @@ def test_a_control_that_fails_below_the_cap_is_an_error(co_location):
     control = co_location.question.control(co_location.parameters, replace(low, samples=more))
     assert {c.verdict for c in control.checks} == {"fail"}
     assert control.verdict == "error" and "of a did not pass its cap" in control.reason
+    # The caps of the case fill the card: nobody can pass his there without taking another's.
+    assert "memory_cap of a did not pass its cap: the card was full" in control.reason
+    assert "of b" not in control.reason
 
 
 def test_a_control_without_samples_is_an_error(co_location):
