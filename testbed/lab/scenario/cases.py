@@ -86,7 +86,13 @@ def load_question(folder: Path) -> Question:
             raise InputError(f"there is no question in {folder}", why=f"{path} does not exist")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise InputError(
+                f"{path} cannot be loaded", why=f"{type(error).__name__}: {error}"
+            ) from error
     question = getattr(module, "QUESTION", None)
     if question is None:
         raise InputError(f"{path} defines no QUESTION")
@@ -101,7 +107,7 @@ def load_parameters(path: Path) -> dict[str, Any]:
     """
     try:
         document = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: not even text
         raise InputError(f"{path} cannot be read", why=str(error)) from error
     if not isinstance(document, dict):
         raise InputError(f"{path} is not a parameter file", why="it holds no mapping")

@@ -9,7 +9,7 @@ import pytest
 
 from testbed.errors import ClusterError, InputError
 from testbed.lab.scenario import run
-from testbed.lab.scenario.cases import find_cases
+from testbed.lab.scenario.cases import find_cases, load_parameters, load_question
 
 from .conftest import ROOT
 
@@ -48,3 +48,15 @@ def test_a_testbed_that_stays_out_of_order_ends_the_run_with_a_report(
     assert [each.verdict for each in report.cases] == ["error", "error"]
     assert "API server is away" in report.cases[1].reason
     assert json.loads((tmp_path / "latest/report.json").read_text())["verdict"] == "error"
+
+
+def test_files_that_are_none_are_named(tmp_path: Path) -> None:
+    case = tmp_path / "case.yaml"
+    for content in (b"\xff\xfe\x00", b": : {", b"[1]"):
+        case.write_bytes(content)
+        with pytest.raises(InputError, match=r"case\.yaml"):
+            load_parameters(case)
+    (tmp_path / "question.py").write_text("1 / 0")
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"question\.py cannot be loaded.*division by zero"):
+            load_question(tmp_path)
