@@ -130,7 +130,11 @@ def _wheel_go(scratch: Path, step: Step) -> Go:
         raise _no_go(f"{versions.GO_WHEEL} holds {len(found)} Go trees")
     (program,) = found
     environ = _environ()
+    config = Path(environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     environ |= {
+        # Go keeps telemetry where it keeps settings: only those are the person's.
+        "GOENV": environ.get("GOENV") or str(config / "go/env"),
+        "XDG_CONFIG_HOME": str(scratch / "config"),
         "GOCACHE": str(scratch / "build"),
         "GOMODCACHE": str(scratch / "modules"),
         # Else the module cache is read-only and cannot simply be removed.

