@@ -23,6 +23,7 @@ from testbed.lab.deploy.certificates import Certificates, Leaf
 from testbed.lab.deploy.values import config_text
 from testbed.stack import config, names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.extender.binder import TURN_WAIT_S
 
 GOLDEN = Path(__file__).parents[2] / "data" / "manifests" / "emulated.yaml"
 IMAGES = StackImages(base="testbed/base:0123", kube_scheduler="testbed/kube-scheduler:4567")
@@ -239,6 +240,8 @@ def test_scheduler_configuration() -> None:
     assert (extender["filterVerb"], extender["bindVerb"]) == ("filter", "bind")
     assert extender["nodeCacheCapable"] is True and extender["ignorable"] is False
     assert extender["tlsConfig"]["caFile"] == "/certificates/ca.crt"
+    # A bind that waits for its turn must answer before the scheduler gives up on it.
+    assert TURN_WAIT_S <= 20 < int(extender["httpTimeout"].removesuffix("s")) == 30
     assert {r["name"]: r["ignoredByScheduler"] for r in extender["managedResources"]} == {
         "x.y/n": True,
         "nvidia.com/gpumem": True,
