@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import Emulation, Worker
+from emu_harness import Emulation, Worker
 
 from testbed.card import CardSpec, driver_root
 from testbed.native import build

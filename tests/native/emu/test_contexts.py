@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from harness import Emulation, Worker
+from emu_harness import Emulation, Worker
 
 MIB = 1 << 20
 CONTEXT = 424 * MIB

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import TIMEOUT_S, Emulation, Worker
+from emu_harness import TIMEOUT_S, Emulation, Worker
 
 from testbed.native import card
 

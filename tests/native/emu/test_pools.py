@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import Worker
+from emu_harness import Worker
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import TIMEOUT_S, Emulation, Worker, children_of
+from emu_harness import TIMEOUT_S, Emulation, Worker, children_of
 
 from testbed.native import card
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import Emulation, Worker
+from emu_harness import Emulation, Worker
 
 MIB = 1 << 20
 MODE = "driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED"

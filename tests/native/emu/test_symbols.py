@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from harness import Emulation, Worker
+from emu_harness import Emulation, Worker
 
 SOURCE = Path(__file__).parents[3] / "testbed/native/emu"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import Emulation, Worker
+from emu_harness import Emulation, Worker
 
 MIB = 1 << 20
 

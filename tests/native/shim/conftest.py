@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import harness
-from harness import GIB, Container
+import shim_harness as harness
+from shim_harness import GIB, Container
 
 from testbed.native.region import RegionConstant, RegionDevice, make_region
 

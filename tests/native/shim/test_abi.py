@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import harness
 import pytest
+import shim_harness as harness
 
 
 def header_folder() -> Path | None:

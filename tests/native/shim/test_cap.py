@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from harness import CONTEXT, GIB, GRANULE, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, Container
+from shim_harness import CONTEXT, GIB, GRANULE, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, Container
 
 Make = Callable[..., Container]
 PHYSICAL = 16 * GIB

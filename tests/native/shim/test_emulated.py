@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import harness
 import pytest
-from harness import GIB, MIB, OUT_OF_MEMORY, Container
+import shim_harness as harness
+from shim_harness import GIB, MIB, OUT_OF_MEMORY, Container
 
 from testbed.card import driver_root
 from testbed.card.spec import CardSpec

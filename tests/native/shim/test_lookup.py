@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import harness
 import pytest
-from harness import CONTEXT, GIB, HERE, OUT_OF_MEMORY, Container
+import shim_harness as harness
+from shim_harness import CONTEXT, GIB, HERE, OUT_OF_MEMORY, Container
 
 Make = Callable[..., Container]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import harness
 import pytest
+import shim_harness as harness
 from test_lookup import exported
 
 DATA = Path(__file__).parents[2] / "data"

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import harness
 import pytest
-from harness import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Container
+import shim_harness as harness
+from shim_harness import CONTEXT, GIB, MIB, OUT_OF_MEMORY, Container
 
 from testbed.native import region_layout as layout
 from testbed.native.region import lock_path

@@ -12,9 +12,9 @@ import resource
 import subprocess
 from pathlib import Path
 
-import harness
 import pytest
-from harness import GIB, MIB
+import shim_harness as harness
+from shim_harness import GIB, MIB
 
 from testbed.card import driver_root
 from testbed.card.spec import CardSpec
