@@ -24,7 +24,7 @@ PODS_RUN = "a: "  # the trial's first line about its pods
 
 @pytest.fixture
 def clone(tmp_path):
-    """A clone's folders with one small case."""
+    """A clone's folders with a small case, and one that goes on while others look."""
     folder = tmp_path / "scenarios" / "co_location"
     folder.mkdir(parents=True)
     for name in ("question.py", "workload.py"):
@@ -32,6 +32,7 @@ def clone(tmp_path):
     (folder / "small.yaml").write_text(
         "pods: {a: {gpumem: 4096}, b: {gpumem: 2048}}\nallocators: [native]\n"
     )
+    (folder / "long.yaml").write_text("pods: {a: {gpumem: 4096}, b: {gpumem: 2048}}\n")
     (tmp_path / "notebooks").mkdir()
     shutil.copy(ROOT / "notebooks/co_location.ipynb", tmp_path / "notebooks")
     return tmp_path
@@ -59,8 +60,8 @@ def start(clone, testbed, *arguments):
     )
 
 
-def run(clone, testbed):
-    return start(clone, testbed, "run", "co_location/small")
+def run(clone, testbed, case="small"):
+    return start(clone, testbed, "run", f"co_location/{case}")
 
 
 def until(process, text):
@@ -111,7 +112,7 @@ def trials(testbed):
 
 
 def test_a_killed_run_does_not_mislead_the_next(testbed, clone):
-    with run(clone, testbed) as killed:
+    with run(clone, testbed, "long") as killed:
         until(killed, PODS_RUN)
         assert notebooks(clone)
         # Others are kept off while it runs.
@@ -129,7 +130,7 @@ def test_a_killed_run_does_not_mislead_the_next(testbed, clone):
 
 
 def test_an_interrupted_run_leaves_the_testbed_in_order(testbed, clone):
-    with run(clone, testbed) as interrupted:
+    with run(clone, testbed, "long") as interrupted:
         until(interrupted, PODS_RUN)
         os.killpg(interrupted.pid, signal.SIGINT)  # Ctrl-C
         code, document, err = end(interrupted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.lab.deploy.common import NAME, PLUGIN
+from testbed.lab.deploy.common import PLUGIN
 from testbed.lab.wait import wait_until
 from testbed.stack import names
 
@@ -15,20 +15,43 @@ def allocatable(kube):
     return int(node["status"].get("allocatable", {}).get(names.RESOURCE_COUNT, "0"))
 
 
+def place_plugin(kube, selector):
+    """Move the plugin: to nodes that carry these labels, None for each taken away."""
+    body = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
+    kube.patch("apps/v1", "DaemonSet", PLUGIN, body, names.NAMESPACE)
+
+
+def verdict(kube, namespace, name):
+    """Return what the scheduler says of a pod that it could not place."""
+    found = kube.find("v1", "Pod", name, namespace) or {}
+    return "".join(
+        condition.get("message", "")
+        for condition in found.get("status", {}).get("conditions", [])
+        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    )
+
+
 def test_pods_that_were_submitted_while_the_plugin_was_away_run_when_it_is_back(testbed, namespace):
     kube = testbed.kube
-    [plugin] = kube.list("v1", "Pod", names.NAMESPACE, labels=f"{NAME}={PLUGIN}")
-    name = plugin["metadata"]["name"]
-    kube.delete("v1", "Pod", name, names.NAMESPACE, grace_s=0)
-    wait_until(
-        "the kubelet offers no card",
-        lambda: allocatable(kube),
-        ready=lambda count: count == 0,
-        timeout_s=20,
-        interval_s=0.05,
-    )
-    kube.create(pod(testbed, namespace, "early", 2048))
-    found = wait_phase(kube, namespace, "early", ("Running", "Failed"), timeout_s=45)
+    place_plugin(kube, {"vgpu-testbed.dev/nowhere": "true"})
+    try:
+        wait_until(
+            "the kubelet offers no card",
+            lambda: allocatable(kube),
+            ready=lambda count: count == 0,
+            timeout_s=60,
+        )
+        kube.create(pod(testbed, namespace, "early", 2048))
+        text = wait_until(
+            "the pod is refused",
+            lambda: verdict(kube, namespace, "early"),
+            ready=bool,
+            timeout_s=20,
+        )
+        assert "CardNotHealth" in text
+    finally:
+        place_plugin(kube, {"vgpu-testbed.dev/nowhere": None})
+    found = wait_phase(kube, namespace, "early", ("Running", "Failed"), timeout_s=60)
     assert phase(found) == "Running", found["status"]
     assert memory_limit(kube, namespace, "early") == 2048
 
@@ -39,12 +62,12 @@ def test_a_pod_that_waits_for_room_runs_when_room_is_made(testbed, namespace):
     wait_phase(kube, namespace, "first", ("Running",))
     kube.create(pod(testbed, namespace, "second", 60000))
 
-    def refused():
-        found = kube.find("v1", "Pod", "second", namespace) or {}
-        conditions = found.get("status", {}).get("conditions", [])
-        return [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
-
-    wait_until("the second pod is refused", refused, ready=bool, timeout_s=20)
+    wait_until(
+        "the second pod is refused",
+        lambda: verdict(kube, namespace, "second"),
+        ready=bool,
+        timeout_s=20,
+    )
     kube.delete("v1", "Pod", "first", namespace, grace_s=0)
     found = wait_phase(kube, namespace, "second", ("Running", "Failed"), timeout_s=30)
     assert phase(found) == "Running", found["status"]
