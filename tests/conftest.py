@@ -1,5 +1,7 @@
 """Settings of all tests."""
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 # Slow is not wrong: on a loaded machine a generated example takes its time.
