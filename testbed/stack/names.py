@@ -36,6 +36,9 @@ POD_ALLOCATED = "hami.io/vgpu-devices-allocated"
 POD_BIND_PHASE = "hami.io/bind-phase"
 POD_BIND_TIME = "hami.io/bind-time"
 
+#: When the extender last asked the scheduler to try a waiting pod again, unix seconds.
+POD_ROOM_MADE = "vgpu-testbed.dev/room-made"
+
 #: Keys that only the extender and the plugin may write: the webhook strips them
 #: from what a user submits (HAMi #3042, #3074).
 STACK_ANNOTATIONS = (

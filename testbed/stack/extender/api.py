@@ -11,6 +11,7 @@ import aiohttp
 
 from testbed.errors import ClusterError
 from testbed.stack.extender.connection import Connection
+from testbed.stack.model import PodKey
 
 #: Seconds for one call; bind waits up to 20 s for its turn before, and the scheduler
 #: hangs up after 30.
@@ -82,6 +83,13 @@ class Api:
     async def patch_pod(self, namespace: str, name: str, patch: list[dict[str, Any]]) -> None:
         """Apply a JSON patch."""
         await self._call("PATCH", _pod(namespace, name), patch, "application/json-patch+json")
+
+    async def annotate_pod(self, pod: PodKey, annotations: dict[str, str]) -> None:
+        """Set annotations of exactly this pod; another one of its name is a conflict (409)."""
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        await self._call(
+            "PATCH", _pod(pod.namespace, pod.name), body, "application/merge-patch+json"
+        )
 
     async def create_event(self, namespace: str, event: dict[str, Any]) -> None:
         await self._call("POST", f"/api/v1/namespaces/{namespace}/events", event)

@@ -149,6 +149,7 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
     if choice is not None:
         state.reserve(key, choice, request.kinds)
         return Filtered(result=FilterResult(NodeNames=[choice.node]), pod=key)
+    state.waiting.refused(key, state.clock())
     reasons = explain(state.ledger, request, offer.names)
     return Filtered(
         result=FilterResult(

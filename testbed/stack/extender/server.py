@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from testbed.errors import CodecError, InputError
+from testbed.errors import ClusterError, CodecError, InputError
+from testbed.stack import names
 from testbed.stack.extender import debug
 from testbed.stack.extender.api import Api
 from testbed.stack.extender.binder import Binder
@@ -30,6 +31,7 @@ MAX_BODY_BYTES = 16 << 20
 #: Labels of a Binding reach the pod from this version on.
 LABELS_FROM = (1, 35)
 _TICK_S = 1.0
+_GATHER_S = 0.05
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Report = Callable[[PodKey, str, str], bool]
@@ -50,6 +52,8 @@ class Extender:
         self._api = api
         self._recorder = Recorder(api.create_event, state.clock)
         self.binder = Binder(state, api, label=label, report=self._recorder.report)
+        self._room = asyncio.Event()
+        state.waiting.listen(self._room.set)
 
     @property
     def report(self) -> Report:
@@ -89,6 +93,22 @@ class Extender:
             group.create_task(pods.run())
             group.create_task(self._recorder.run())
             group.create_task(self._tick())
+            group.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        """Wake the pods that were refused just before room was made."""
+        while True:
+            await self._room.wait()
+            # What ends together is told in one go; and the refusal's answer gets through.
+            await asyncio.sleep(_GATHER_S)
+            self._room.clear()
+            for pod in self.state.waiting.take(self.state.clock()):
+                log.info("%s may fit now", pod)
+                try:
+                    stamp = {names.POD_ROOM_MADE: str(int(self.state.wall()))}
+                    await self._api.annotate_pod(pod, stamp)
+                except ClusterError as error:
+                    log.debug("%s not woken: %s", pod, error.text())
 
     async def _tick(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from testbed.stack.config import DeviceConfig
 from testbed.stack.extender.pods import PodView, view_of
 from testbed.stack.extender.reservations import Reservation, Reservations, Stage
 from testbed.stack.extender.turns import Turns
+from testbed.stack.extender.waiting import Waiting
 from testbed.stack.model import PodKey, PodShares
 from testbed.stack.placement.decide import Choice
 from testbed.stack.placement.effective import Kind, fold
@@ -64,6 +65,7 @@ class State:
         self.ledger = Ledger()
         self.reservations = Reservations()
         self.turns = Turns()
+        self.waiting = Waiting()
         self.bound: dict[str, Bound] = {}
         self.nodes_synced = False
         self.pods_synced = False
@@ -105,6 +107,7 @@ class State:
             cards = tuple(replace(card, healthy=False) for card in cards)
         cordoned = [uuid.strip() for uuid in seen[1].split(",") if uuid.strip()]
         self.ledger.set_node(name, cards, cordoned)
+        self.waiting.room_made()
         if cards:
             log.info("node %s registers %d cards", name, len(cards))
 
@@ -131,10 +134,13 @@ class State:
 
     def pod_gone(self, uid: str) -> None:
         """Forget a pod that was deleted or has ended: reservation, shares, turn."""
-        self.reservations.drop(uid)
-        self.bound.pop(uid, None)
+        held = self.reservations.drop(uid) is not None
+        held = self.bound.pop(uid, None) is not None or held
         self.ledger.release(uid)
         self.turns.end(uid, self.clock())
+        self.waiting.forget(uid)
+        if held:
+            self.waiting.room_made()
 
     def _pod_bound(self, view: PodView) -> None:
         uid = view.key.uid
@@ -153,6 +159,7 @@ class State:
         if known.initialised != view.initialised:
             known.initialised = view.initialised
             self._charge(known)
+            self.waiting.room_made()  # its init containers' peak is over
         if view.bind_phase == names.PHASE_ALLOCATING:
             self.turns.hold(known.node, uid, self.clock())
         else:
@@ -207,6 +214,7 @@ class State:
             created_unix=int(self.wall()),
         )
         self.reservations.add(reservation)
+        self.waiting.forget(pod.uid)
         self.ledger.promise(pod.uid, choice.node, fold(choice.shares, kinds))
         return reservation
 
@@ -214,6 +222,7 @@ class State:
         """Give a reservation and its turn back; bound pods keep what they have."""
         if self.reservations.drop(uid) is not None:
             self.ledger.release(uid)
+            self.waiting.room_made()
         if uid not in self.bound:
             self.turns.end(uid, self.clock())
 
