@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -60,6 +61,9 @@ class Runner:
         sources = [path for path in SOURCES.glob("*.c") if path.name != "pause.c"]
         self.front = compile_c(place / "vgpu-oci-front", sources, FLAGS)
         self.programs = binaries.cached()
+        # Beside the front: the clone itself may lie in a home that the user cannot enter.
+        self.script = Path(shutil.copy(SCRIPT, place))
+        self.script.chmod(0o644)
 
     def run(self, script: str) -> subprocess.CompletedProcess[str]:
         # As root the programs' folder is below a home that the user cannot enter: it is
@@ -77,7 +81,7 @@ class Runner:
         inner = ["unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child"]
         arguments = [programs, self.front, self.image.archive, self.image.reference]
         return subprocess.run(
-            [*outer, *inner, "sh", SCRIPT, *arguments, "/bin/sh", "-c", script],
+            [*outer, *inner, "sh", self.script, *arguments, "/bin/sh", "-c", script],
             env={
                 "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
                 "HOME": str(self.home),

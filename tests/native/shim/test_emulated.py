@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +14,6 @@ from testbed.card import driver_root
 from testbed.card.spec import CardSpec
 from testbed.native import build, card
 from testbed.native.region import RegionConstant, RegionDevice, make_region
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("cmake") is None or shutil.which("ninja") is None, reason="no CMake or Ninja"
-)
 
 
 class Emulated:
