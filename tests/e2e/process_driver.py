@@ -12,10 +12,11 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from testbed.errors import TestbedError
-from testbed.lab.cluster.process import Parts, ProcessCluster, Programs, launch
+from testbed.lab.cluster.process import Parts, ProcessCluster, Programs, launch, layout, pki
 from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
 from testbed.lab.images.model import Bind, Image
 from testbed.lab.progress import ConsoleProgress
@@ -45,11 +46,19 @@ class SmallParts(Parts):
         return tuple(f"GPU-{folder.parent.name}-{i}" for i in range(sum(s.count for s in specs)))
 
 
+def warm_up():
+    """Do once what imports at its first use: afterwards it could not be read."""
+    "127.0.0.1".encode("idna")
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = layout.Folders(Path(scratch))
+        pki.write_all(folders, "warm", layout.nodes("warm", 1), 6443)
+
+
 def main() -> int:
     options = json.loads(Path(sys.argv[1]).read_text())
     uid = options["uid"]
     if uid:
-        "127.0.0.1".encode("idna")  # a codec that is imported at its first use
+        warm_up()
         launch.PROGRAMS = Path(options["inside"])
         os.setgroups([])
         os.setresgid(uid, uid, uid)
