@@ -60,11 +60,12 @@ def run(
         evidence: Path | None = None
         with testbed.use("run", progress, wait_s=timeout) as use:
             folder = run_folder(target)
+            before = testbed.cluster.status().state
             # One that a killed run would have taken down goes with this run.
-            stays = keep or (testbed.cluster.status().state != "absent" and not use.inherited)
+            stays = keep or (before != "absent" and not use.inherited)
             use.note(temporary=not stays)
             try:
-                if cards and testbed.cluster.status().state == "up":
+                if cards and before == "up":
                     testbed.up(spec, progress)  # refuses other cards than it has
                 testbed.ensure(spec, progress)
                 report = run_cases(
