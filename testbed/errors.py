@@ -7,7 +7,24 @@ check failed, 2 when the infrastructure (cluster, tools, input) did.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
+
+
+def known_hint(word: str, known: Iterable[str], *, listed: str = "known are") -> str:
+    """Return the hint for an unknown word: the nearest one that there is, and all.
+
+    Args:
+        word: What was written.
+        known: What could have been.
+        listed: Stands before the list.
+    """
+    names = sorted(set(known))
+    folded = {name.casefold(): name for name in names}
+    near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    every = f"{listed} {', '.join(names)}"
+    return f"did you mean {folded[near[0]]}? {every}" if near else every
 
 
 class TestbedError(Exception):

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.card import profiles
-from testbed.card.spec import CardSpec
+from testbed.card.spec import MAX_CARDS, CardSpec
 from testbed.errors import InputError
 from testbed.native import artifacts, card
 from testbed.units import GIB
@@ -28,7 +28,6 @@ MARK = "EMULATION"
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 #: Names of environment variables and what they do are part of the user's interface.
 BUDGET_VARIABLE = "VGPU_EMU_MEMORY_BUDGET"
-MAX_CARDS = 16
 DRIVER_TEXT = "595.45.04+emulated"
 
 _MARK_TEXT = """\

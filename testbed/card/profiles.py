@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from testbed.errors import InputError
+from testbed.errors import InputError, known_hint
 from testbed.units import MIB
 
 #: ``documented``: the vendor's papers say so. ``reported``: seen on such cards by others,
@@ -138,5 +138,5 @@ def load(name: str) -> Profile:
         InputError: there is none of that name.
     """
     if name not in PROFILES:
-        raise InputError(f"unknown card {name!r}", hint=f"known are {', '.join(sorted(PROFILES))}")
+        raise InputError(f"unknown card {name!r}", hint=known_hint(name, PROFILES))
     return PROFILES[name]

@@ -14,12 +14,12 @@ from testbed.cli.kubectl import CONTEXT, kubectl
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 from testbed.cli.run import run
 from testbed.lab import binaries, images
-from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus
+from testbed.lab.cluster.protocol import ClusterStatus
 from testbed.lab.notebook import scenarios_root
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.table import columns
 from testbed.lab.scenario.cases import find_cases
-from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, parse_cards
+from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, cluster_spec
 
 app = typer.Typer(
     name="testbed",
@@ -73,7 +73,9 @@ def status_text(status: ClusterStatus) -> str:
 def up(
     name: Name = DEFAULT_NAME,
     cards: Cards = "a100-80gb:1",
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=16, help="How many nodes.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, max=16, help="How many nodes.")
+    ] = None,
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="API server's port on 127.0.0.1.")
     ] = 0,
@@ -84,7 +86,7 @@ def up(
     """Bring up a cluster with emulated cards and deploy the sharing stack."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
-        spec = ClusterSpec(nodes=nodes, cards=parse_cards(cards), port=port)
+        spec = cluster_spec(cards, nodes, port)
         testbed = Testbed(checked_name(name))
         progress = ConsoleProgress()
         with testbed.use("up", progress) as use:

@@ -11,7 +11,6 @@ import typer
 
 from testbed.cli.output import Format, errors_as_exit_codes
 from testbed.errors import TestbedError
-from testbed.lab.cluster.protocol import ClusterSpec
 from testbed.lab.notebook import scenarios_root
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.table import MARKS, record_text, report_text
@@ -19,7 +18,7 @@ from testbed.lab.scenario.cases import find_cases
 from testbed.lab.scenario.leftovers import tidy
 from testbed.lab.scenario.record import EXIT_CODES, Report
 from testbed.lab.scenario.run import check_case, run_cases, run_folder
-from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, parse_cards
+from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, cluster_spec
 
 DEFAULT_CARDS = "a100-80gb:1"
 
@@ -54,7 +53,7 @@ def run(
         for case in cases:
             check_case(case, notebooks / f"{case.question}.ipynb")
         testbed = Testbed(checked_name(name))
-        spec = ClusterSpec(cards=parse_cards(cards or DEFAULT_CARDS))
+        spec = cluster_spec(cards or DEFAULT_CARDS)
         target = (runs or root.parent / "runs").absolute()
         progress = ConsoleProgress()
         evidence: Path | None = None

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from testbed import __version__
-from testbed.card import profiles
+from testbed.card.spec import parse_nodes
 from testbed.errors import ClusterError, InputError, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
 from testbed.lab.cluster.process import layout
-from testbed.lab.cluster.protocol import CardSpec, Cluster, ClusterSpec, ClusterStatus, Progress
+from testbed.lab.cluster.protocol import Cluster, ClusterSpec, ClusterStatus, Progress
 from testbed.lab.deploy import StackImages, StackValues, certificates, deploy, render
 from testbed.lab.kube import Kube
 from testbed.lab.use import Use, using
@@ -25,7 +25,6 @@ from testbed.stack import names
 
 INFO_NAME = "testbed-info"
 DEFAULT_NAME = "vgpu"
-MAX_CARDS = 16  # of one node (region.h, VGPU_MAX_DEVICES)
 #: How long a command waits for another one on the same testbed.
 USE_SECONDS = 300.0
 
@@ -186,24 +185,22 @@ def checked_name(name: str) -> str:
     return name
 
 
-def parse_cards(text: str) -> tuple[CardSpec, ...]:
-    """Return the cards of ``PROFILE[:COUNT][,…]``.
+def cluster_spec(cards: str, nodes: int | None = None, port: int = 0) -> ClusterSpec:
+    """Return the cluster that a user's words describe.
+
+    Args:
+        cards: ``PROFILE[:COUNT][,…]`` for every node, or one such list for each node,
+            separated by semicolons.
+        nodes: How many nodes; without it as many as there are lists.
+        port: The API server's on 127.0.0.1; 0 for a free one.
 
     Raises:
-        InputError: an empty or mistyped entry, an unknown profile, too many cards.
+        InputError: no such cards, too many, or lists for another number of nodes.
     """
-    found: list[CardSpec] = []
-    for entry in text.split(","):
-        profile, _, count = entry.strip().partition(":")
-        if not profile or (count and not count.isdecimal()) or count == "0":
-            raise InputError(f"{text!r} does not name cards", hint="write a100-80gb:2")
-        profiles.load(profile)
-        found.append(CardSpec(profile=profile, count=int(count or 1)))
-    if sum(card.count for card in found) > MAX_CARDS:
-        raise InputError(
-            f"{text!r} asks for more than {MAX_CARDS} cards a node", hint="use fewer cards"
-        )
-    return tuple(found)
+    count, lists = parse_nodes(cards, nodes)
+    if len(set(lists)) == 1:
+        return ClusterSpec(nodes=count, cards=lists[0], port=port)
+    return ClusterSpec(nodes=count, each_node=lists, port=port)
 
 
 def _info_manifest(info: Info) -> dict[str, object]:

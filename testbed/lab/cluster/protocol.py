@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from testbed.card.spec import CardSpec as CardSpec
+from testbed.errors import InputError
 
 if TYPE_CHECKING:  # what makes images reports its progress by this module's protocol
     from testbed.lab.images.model import Image
@@ -19,9 +20,27 @@ class ClusterSpec:
     """What to bring up."""
 
     nodes: int = 1
+    #: Cards of every node.
     cards: tuple[CardSpec, ...] = (CardSpec(),)
+    #: Cards of each node, in the nodes' order, where they differ; ``cards`` is unused then.
+    each_node: tuple[tuple[CardSpec, ...], ...] = ()
     #: Port on 127.0.0.1 of the API server; 0 lets the provider choose a free one.
     port: int = 0
+
+    def by_node(self) -> tuple[tuple[CardSpec, ...], ...]:
+        """Return the cards of each node, in the nodes' order.
+
+        Raises:
+            InputError: there are lists for another number of nodes.
+        """
+        if not self.each_node:
+            return (self.cards,) * self.nodes
+        if len(self.each_node) != self.nodes:
+            raise InputError(
+                f"cards are given for {len(self.each_node)} nodes, and there are {self.nodes}",
+                hint="give one list for all nodes, or one for each, with semicolons between",
+            )
+        return self.each_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +49,8 @@ class NodeStatus:
     ready: bool
     address: str = ""
     cards: tuple[str, ...] = ()  # uuids
+    #: Profiles of the cards, as they were asked for; empty where nobody knows.
+    profiles: tuple[CardSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,7 +136,7 @@ def test_a_record_that_was_half_written_is_none(tmp_path):
     path = tmp_path / "cluster.json"
     assert Record.read(path) is None
     record = Record(
-        name="x", token="t", stage="starting", port=1, nodes=1, cards=[["a", 1]],
+        name="x", token="t", stage="starting", port=1, nodes=1, cards=[[["a", 1]]],
         id_range=False, binaries="/b", runc="/r", uuids={"n": ["u"]},
     )  # fmt: skip
     record.write(path)
@@ -145,6 +145,18 @@ def test_a_record_that_was_half_written_is_none(tmp_path):
     assert Record.read(path) is None
     path.write_text('{"other": 1}')
     assert Record.read(path) is None
+
+
+def test_a_record_of_an_earlier_version_gives_every_node_its_cards(tmp_path):
+    path = tmp_path / "cluster.json"
+    record = Record(
+        name="x", token="t", stage="up", port=1, nodes=2, cards=[[["a", 1], ["b", 3]]] * 2,
+        id_range=False, binaries="/b", runc="/r",
+    )  # fmt: skip
+    record.write(path)
+    assert Record.read(path) == record
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cards": [["a", 1], ["b", 3]]}))
+    assert Record.read(path) == record
 
 
 # --- launch --------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from testbed.card.spec import cards_text
 from testbed.errors import ClusterError, InputError
 from testbed.lab.cluster.process import (
     files,
@@ -61,7 +62,8 @@ class ProcessCluster:
 
     def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
         wanted = layout.nodes(self.name, spec.nodes)
-        self._parts.check_cards(spec.cards)
+        for cards in spec.by_node():
+            self._parts.check_cards(cards)
         with lock.locked(self._lock, self.context):
             try:
                 record = Record.read(self._folders.record)
@@ -107,8 +109,11 @@ class ProcessCluster:
                 ready=ready.get(each.name, False),
                 address=each.address,
                 cards=tuple(record.uuids.get(each.name, ())),
+                profiles=cards,
             )
-            for each in layout.nodes(self.name, record.nodes)
+            for each, cards in zip(
+                layout.nodes(self.name, record.nodes), record.specs(), strict=True
+            )
         )
         problems += [f"{each.name} is not Ready" for each in nodes if not each.ready]
         problems += [what for what, _ in watch.failures(self._folders, 3)]
@@ -161,11 +166,12 @@ class ProcessCluster:
         progress: Progress,
     ) -> ClusterStatus:
         """A second ``up``: the same cluster stays; images that are new are added."""
-        asked = (spec.nodes, start.card_list(spec))
+        asked = (spec.nodes, start.card_lists(spec))
         if asked != (record.nodes, record.cards) or spec.port not in (0, record.port):
             raise InputError(
                 f"cluster {self.name!r} is up with other nodes, cards or port",
-                why=f"it has {record.nodes} node(s) with cards {record.cards}, port {record.port}",
+                why=f"it has --nodes {record.nodes} --cards "
+                f"'{cards_text(record.specs())}' on port {record.port}",
                 hint=f"testbed down --name {self.name}, or another --name",
             )
         self._wait(record, wanted, progress)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from testbed.card.spec import CardSpec
 from testbed.lab.images.model import Bind, Image
 
 Stage = Literal["starting", "up"]
@@ -24,7 +25,8 @@ class Record:
     port: int
     #: What was asked for, to tell whether a second ``up`` asks for the same.
     nodes: int
-    cards: list[list[Any]]
+    #: Cards of each node: [[profile, count]...]...
+    cards: list[list[list[Any]]]
     id_range: bool
     binaries: str  # inside
     runc: str
@@ -41,6 +43,13 @@ class Record:
         new.write_text(json.dumps(asdict(self), indent=1))
         new.replace(path)
 
+    def specs(self) -> tuple[tuple[CardSpec, ...], ...]:
+        """Return the cards of each node, as they were asked for."""
+        return tuple(
+            tuple(CardSpec(profile=str(profile), count=int(count)) for profile, count in cards)
+            for cards in self.cards
+        )
+
     def known_images(self) -> list[Image]:
         """Return the images that the nodes have."""
         return [
@@ -56,7 +65,14 @@ class Record:
     def read(cls, path: Path) -> Record | None:
         """Return the record of a file, or None where it is missing or half-written."""
         try:
-            return cls(**json.loads(path.read_text()))
+            found = cls(**json.loads(path.read_text()))
+            if len(found.cards) == found.nodes and all(
+                isinstance(cards, list) and all(isinstance(card, list) for card in cards)
+                for cards in found.cards
+            ):
+                return found
+            # As earlier versions wrote it: one list for all nodes.
+            return replace(found, cards=[found.cards] * found.nodes)
         except (OSError, ValueError, TypeError):
             return None
 

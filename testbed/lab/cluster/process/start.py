@@ -39,9 +39,13 @@ def neutral(folders: layout.Folders) -> layout.Neutral:
     return layout.Neutral(state=folders.top, cache=cache.root())
 
 
-def card_list(spec: ClusterSpec) -> list[list[str | int]]:
-    """Return a node's cards as the record keeps them."""
-    return [[each.profile, each.count] for each in spec.cards]
+def card_lists(spec: ClusterSpec) -> list[list[list[str | int]]]:
+    """Return each node's cards as the record keeps them.
+
+    Raises:
+        InputError: there are lists for another number of nodes.
+    """
+    return [[[each.profile, each.count] for each in cards] for cards in spec.by_node()]
 
 
 def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str, str]]]:
@@ -61,7 +65,10 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
     cache.root().mkdir(parents=True, exist_ok=True)  # bound even where nothing was made yet
     pki.write_all(folders, start.name, start.nodes, start.port)
     launch.copy_programs(folders.inside)
-    uuids = {each.name: _write_cards(folders, each, start) for each in start.nodes}
+    uuids = {
+        each.name: _write_cards(folders, each, start, cards)
+        for each, cards in zip(start.nodes, start.spec.by_node(), strict=True)
+    }
     token = secrets.token_hex(12)
     _write_plans(folders, start, token, where)
     for folder in (folders.logs, folders.status, folders.pki, folders.etcd, folders.nodes):
@@ -72,7 +79,7 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
         stage="starting",
         port=start.port,
         nodes=len(start.nodes),
-        cards=card_list(start.spec),
+        cards=card_lists(start.spec),
         id_range=start.identity.id_range,
         binaries=where.path(start.programs.binaries),
         runc=str(start.programs.runc),
@@ -92,12 +99,14 @@ def write_front(folders: layout.Folders, text: str) -> None:
     _write(folders.inside / "front.conf", text)
 
 
-def _write_cards(folders: layout.Folders, each: layout.Node, start: Start) -> list[str]:
+def _write_cards(
+    folders: layout.Folders, each: layout.Node, start: Start, cards: Sequence[CardSpec]
+) -> list[str]:
     own = folders.node(each)
     for name in ("containerd", "probe", "driver-root"):
         (own / name).mkdir(parents=True)
     (folders.logs / "pods" / each.name).mkdir(parents=True)
-    return list(start.make_cards(own / "driver-root", start.spec.cards, len(start.nodes)))
+    return list(start.make_cards(own / "driver-root", cards, len(start.nodes)))
 
 
 def _write_plans(folders: layout.Folders, start: Start, token: str, where: layout.Neutral) -> None:
