@@ -109,7 +109,8 @@ class Feedback(ctypes.Structure):
         ("other_util_pm", c_uint32),
         ("own_bytes", c_uint64),
         ("other_bytes", c_uint64),
-        ("spare", c_uint64 * 4),
+        ("interval_ns", c_uint64),
+        ("spare", c_uint64 * 3),
     )
 
 

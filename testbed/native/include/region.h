@@ -129,15 +129,19 @@ struct vgpu_process_record {
     struct vgpu_device_use use[VGPU_MAX_DEVICES];
 };
 
-/* Written by the monitor, one entry a device, at every new NVML sample. `stamp_ns`
- * is written last; a reader takes the entry only if it is fresh and unchanged. */
+/* Written by the monitor, one entry a device, at every new NVML sample. `stamp_ns` is
+ * zeroed first and written last; a reader takes the entry only if it is fresh and
+ * unchanged. NVML lags (about 100 ms), so the stamp is the end of the interval that the
+ * figures are of, not the time of writing: compare them with what was done in
+ * [stamp_ns - interval_ns, stamp_ns]. */
 struct vgpu_feedback {
-    uint64_t stamp_ns;     /* CLOCK_MONOTONIC of the node */
+    uint64_t stamp_ns;     /* CLOCK_MONOTONIC of the node, end of the sample's interval */
     uint32_t own_util_pm;  /* per mille of the device, this container */
     uint32_t other_util_pm; /* all other processes on the card */
     uint64_t own_bytes;    /* as the card counts this container */
     uint64_t other_bytes;
-    uint64_t spare[4];
+    uint64_t interval_ns;  /* length of the sample's interval */
+    uint64_t spare[3];
 };
 
 struct vgpu_extension {
