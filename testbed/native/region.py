@@ -278,9 +278,9 @@ def _bad(path: Path, why: str) -> CodecError:
 
 
 def _view(path: Path, data: bytes) -> RegionView:
-    constant = _constant(path, data)
-    count = len(constant.devices)
     offset = layout.EXT_OFFSET
+    constant = parse_constant(path, data[offset : offset + layout.Extension.state_flags.offset])
+    count = len(constant.devices)
     denied = layout.PerDevice.from_buffer_copy(data, offset + layout.Extension.denied.offset)
     flags, records = struct.unpack_from("<II", data, offset + layout.Extension.state_flags.offset)
     processes = tuple(_processes(path, data, min(records, layout.MAX_PROCESSES), count))
@@ -294,15 +294,23 @@ def _view(path: Path, data: bytes) -> RegionView:
     )
 
 
-def _constant(path: Path, data: bytes) -> RegionConstant:
-    offset = layout.EXT_OFFSET
-    magic, version, size, expected = struct.unpack_from("<QIIQ", data, offset)
+def parse_constant(path: Path, extension: bytes) -> RegionConstant:
+    """Return the constant part of an extension's beginning.
+
+    Args:
+        path: For errors.
+        extension: At least what lies before ``state_flags``.
+
+    Raises:
+        CodecError: it is of another version or was changed.
+    """
+    magic, version, size, expected = struct.unpack_from("<QIIQ", extension)
     if magic != layout.EXT_MAGIC:
         raise _bad(path, "the extension's magic is missing")
     if version != layout.EXT_VERSION or size != ctypes.sizeof(layout.Extension):
         raise _bad(path, f"extension version {version} of {size} bytes")
-    start = offset + layout.Extension.constant.offset
-    content = data[start : start + ctypes.sizeof(layout.Constant)]
+    start = layout.Extension.constant.offset
+    content = extension[start : start + ctypes.sizeof(layout.Constant)]
     if checksum(content) != expected:
         raise _bad(path, "the checksum of the constant part does not match")
     raw = layout.Constant.from_buffer_copy(content)
