@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import msgspec
 
 from testbed.errors import CodecError, InputError
+from testbed.lab.report.chart import Chart, make_chart
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.question import PodPlan, PodTrace, Sample, Trial
 from testbed.lab.scenario.record import Check, Control
@@ -159,12 +159,10 @@ class CoLocation:
             found += [card_bytes(asked, trace, allocator, trial) for allocator in allocators]
         return judge_control(found)
 
-    def plot(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Any:
-        """Draw what the card counted for each pod over time, with the caps."""
-        from testbed.lab.report.plot import memory_over_time
-
-        caps = {name: float(pod.gpumem) for name, pod in parameters.pods.items()}
-        return memory_over_time(caps, trial, control)
+    def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
+        """Return what the card counted for each pod over time, with the caps."""
+        memory = {name: float(pod.gpumem) for name, pod in parameters.pods.items()}
+        return make_chart(trial, control, memory=memory)
 
 
 def judge_control(found: Sequence[Check]) -> Control:

@@ -18,6 +18,7 @@ from testbed.errors import InputError, TestbedError
 from testbed.lab.cluster.protocol import ClusterSpec
 from testbed.lab.deploy import enforcement
 from testbed.lab.progress import ConsoleProgress
+from testbed.lab.report.plot import draw
 from testbed.lab.report.table import checks_html, checks_text, columns, record_text
 from testbed.lab.scenario.access import ClusterAccess
 from testbed.lab.scenario.cases import checked_parameters, load_question
@@ -140,7 +141,8 @@ class Experiment:
 
     def plot(self) -> Picture:
         """Draw what the card counted, with the caps."""
-        figure = self._question.plot(self._parameters, self._needs_run(), self._control_trial)
+        chart = self._question.chart(self._parameters, self._needs_run(), self._control_trial)
+        figure = draw(chart)
         path = self._run_folder / "memory.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)

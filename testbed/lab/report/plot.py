@@ -1,69 +1,92 @@
-"""Plots of a trial: what the card counted over time, the caps drawn in."""
+"""A chart as a picture for notebooks: one column a trial, one row a quantity."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
-from testbed.lab.scenario.question import Trial
-from testbed.units import MIB
+from testbed.lab.report.chart import Chart, Panel, Side
 
-_COLOURS = ("#1f77b4", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e")
-
-
-def pod_series(trial: Trial, pod: str) -> tuple[list[float], list[float]]:
-    """Return (seconds since the trial began, GiB) of one pod, one point a sample time."""
-    sums: dict[float, int] = {}
-    every: set[float] = set()
-    uid = trial.pods[pod].uid
-    for sample in trial.samples:
-        every.add(sample.time)
-        if sample.pod_uid == uid:
-            sums[sample.time] = sums.get(sample.time, 0) + sample.bytes
-    times = sorted(every)
-    return [t - trial.started for t in times], [sums.get(t, 0) / MIB / 1024 for t in times]
+#: Okabe and Ito's colours for the colour-blind (jfly.uni-koeln.de/color), the darker
+#: ones first; lines differ by their dash as well once the colours are used up.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
+#: Room above the highest value, for the names of phases and caps.
+HEADROOM = 1.15
 
 
-def memory_over_time(caps: Mapping[str, float], trial: Trial, control: Trial | None) -> Any:
-    """Return a figure with one panel for the run and one for its control.
-
-    Args:
-        caps: Pod name to its cap, MiB.
-        trial: The run with the limiter.
-        control: The run without it, if there was one.
-    """
+def draw(chart: Chart) -> Any:
+    """Return a matplotlib figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    trials = [("with the cap", trial)] + ([("control: no limiter", control)] if control else [])
-    figure = Figure(figsize=(5.4 * len(trials), 3.6), dpi=110, layout="constrained")
+    rows = max((len(side.panels) for side in chart.sides), default=1)
+    columns = max(1, len(chart.sides))
+    figure = Figure(figsize=(5.4 * columns, 2.9 * rows + 0.3), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(trials), sharey=True, squeeze=False)[0]
-    top = max(cap / 1024 for cap in caps.values())
-    for axis, (title, one) in zip(axes, trials, strict=True):
-        for number, (pod, cap) in enumerate(caps.items()):
-            if pod not in one.pods:
-                continue
-            colour = _COLOURS[number % len(_COLOURS)]
-            times, values = pod_series(one, pod)
-            top = max([top, *values])
-            axis.step(times, values, where="post", color=colour, label=f"pod {pod}", linewidth=1.4)
-            axis.axhline(cap / 1024, color=colour, linestyle="--", linewidth=0.9, alpha=0.8)
-            axis.annotate(
-                f"cap {pod}: {cap / 1024:g} GiB",
-                (0.01, cap / 1024),
-                xycoords=("axes fraction", "data"),
-                ha="left",
-                va="bottom",
-                fontsize=7,
-                color=colour,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-            )
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("seconds")
-        axis.grid(alpha=0.25)
-    # One scale for both panels, so that what passes its cap is seen to.
-    axes[0].set_ylim(0, top * 1.08)
-    axes[0].legend(fontsize=8, loc="upper right", ncols=len(caps))
-    axes[0].set_ylabel("memory on the card, GiB")
+    axes = figure.subplots(rows, columns, sharex="col", sharey="row", squeeze=False)
+    colours = dict(zip(chart.labels(), _cycle(len(chart.labels())), strict=True))
+    for column, side in enumerate(chart.sides):
+        axes[0][column].set_title(side.title, fontsize=10, fontweight="bold")
+        for row, panel in enumerate(side.panels):
+            _draw_panel(axes[row][column], panel, side, colours, named=row == 0)
+            # One scale in a row, so that what passes its cap is seen to.
+            axes[row][column].set_ylim(0, (chart.top(panel.quantity) or 1) * HEADROOM)
+        axes[len(side.panels) - 1][column].set_xlabel("seconds since the pods were created")
+    for row, panel in enumerate(chart.sides[0].panels if chart.sides else ()):
+        axes[row][0].set_ylabel(f"{panel.title}, {panel.unit}", fontsize=9)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
     return figure
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[number % len(COLOURS)] for number in range(count)]
+
+
+def _draw_panel(
+    axis: Any, panel: Panel, side: Side, colours: dict[str, str], *, named: bool
+) -> None:
+    for number, line in enumerate(panel.lines):
+        axis.step(
+            line.times,
+            [float("nan") if value is None else value for value in line.values],
+            where="post",
+            color=colours[line.label],
+            linestyle="-" if number < len(COLOURS) else "-.",
+            label=f"pod {line.label}",
+            linewidth=1.5,
+        )
+    for cap in panel.caps:
+        begin, end = cap.begin or 0.0, side.seconds if cap.end is None else cap.end
+        colour = colours.get(cap.label, "#444444")
+        axis.plot([begin, end], [cap.value] * 2, color=colour, linestyle="--", linewidth=1)
+        axis.annotate(
+            f"{cap.label}: {cap.value:g} {panel.unit}",
+            (end, cap.value),
+            xytext=(-2, 1),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=7,
+            color=colour,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.3},
+        )
+    for number, phase in enumerate(side.phases):
+        if number % 2 == 0:
+            axis.axvspan(phase.begin, phase.end, color="#000000", alpha=0.045, linewidth=0)
+        if named:
+            axis.annotate(
+                phase.name,
+                ((phase.begin + phase.end) / 2, 0.985),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                va="top",
+                fontsize=6.5,
+                color="#555555",
+            )
+    for before, after in pairwise(side.phases):
+        axis.axvline((before.end + after.begin) / 2, color="#000000", alpha=0.12, linewidth=0.6)
+    axis.set_xlim(0, max(side.seconds, 1))
+    axis.grid(alpha=0.2, axis="y")
+    axis.spines[["top", "right"]].set_visible(False)

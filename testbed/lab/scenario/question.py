@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from testbed.lab.scenario.record import Check, Control
 from testbed.stack.model import Card
+
+if TYPE_CHECKING:
+    from testbed.lab.report.chart import Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Sample:
     pod_uid: str
     container: str
     bytes: int
+    busy_ns: int | None = None  # device time granted to the process since it began there
+    utilization_pct: float | None = None  # of the process, in NVML's newest sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,6 @@ class Question(Protocol):
 
     def control(self, parameters: Any, trial: Trial) -> Control: ...
 
-    def plot(self, parameters: Any, trial: Trial, control: Trial | None) -> Any:
-        """Return a matplotlib figure with the caps drawn in."""
+    def chart(self, parameters: Any, trial: Trial, control: Trial | None) -> Chart:
+        """Return what the pods did over time, with the caps (``report.chart``)."""
         ...

@@ -232,6 +232,8 @@ def _samples(reading: Reading) -> dict[tuple[float, str, int], Sample]:
             pod_uid=s.pod_uid,
             container=s.container,
             bytes=s.bytes,
+            busy_ns=s.busy_ns,
+            utilization_pct=s.utilization_pct,
         )
         for s in reading.samples
     }

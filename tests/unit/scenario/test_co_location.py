@@ -306,10 +306,14 @@ def test_a_parameter_file_that_is_none(tmp_path, content):
         load_parameters(path)
 
 
-def test_the_plot_shows_pods_and_caps(co_location):
-    trial = make_trial(co_location.parameters, AT_CAP)
+def test_the_chart_shows_pods_and_caps(co_location):
+    trial = make_trial(co_location.parameters, {"a": 30720, "b": 20480})
     free = make_trial(co_location.parameters, {"a": 33792, "b": 22528}, "off")
-    figure = co_location.question.plot(co_location.parameters, trial, free)
-    texts = {t.get_text() for axis in figure.axes for t in axis.texts}
-    assert {"cap a: 30 GiB", "cap b: 20 GiB"} <= texts
-    assert len(figure.axes) == 2
+    chart = co_location.question.chart(co_location.parameters, trial, free)
+    assert [side.control for side in chart.sides] == [False, True]
+    for side, most in zip(
+        chart.sides, ({"a": 30.0, "b": 20.0}, {"a": 33.0, "b": 22.0}), strict=True
+    ):
+        panel = next(panel for panel in side.panels if panel.quantity == "memory")
+        assert {line.label: max(line.values) for line in panel.lines} == most
+        assert {cap.label: cap.value for cap in panel.caps} == {"a": 30.0, "b": 20.0}
