@@ -1,0 +1,149 @@
+"""The monitor's side of a region: counters read often, feedback and HAMi's fields written.
+
+A region's tenant can replace, cut or link the file at any moment. So it is opened
+without following a link, looked at through its descriptor, read and written by offset
+(a mapping of a file that is cut would kill us), and nothing beyond its size is written.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.errors import CodecError
+from testbed.native import region_layout as layout
+from testbed.native.region import RegionConstant, StateFlag, parse_constant
+
+#: The extension up to the records: constant part, flags and counters, feedback.
+_HEAD_BYTES = layout.Extension.records.offset
+_CONSTANT_END = layout.Extension.state_flags.offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What NVML says of one device in one sample's interval (``struct vgpu_feedback``).
+
+    Attributes:
+        stamp_ns: CLOCK_MONOTONIC, end of the interval.
+        interval_ns: Its length.
+        own_util_pm: This container's use of the device, per mille.
+        other_util_pm: Everybody else's.
+        own_bytes: What the card counts for this container.
+        other_bytes: For everybody else.
+    """
+
+    stamp_ns: int
+    interval_ns: int
+    own_util_pm: int
+    other_util_pm: int
+    own_bytes: int
+    other_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """A region's fields that its processes count in, at one moment; one entry a device.
+
+    Attributes:
+        denied: Allocations that the limit refused.
+        waited_ns: Time for which launches were held back.
+    """
+
+    constant: RegionConstant
+    state: StateFlag
+    denied: tuple[int, ...]
+    waited_ns: tuple[int, ...]
+
+
+class RegionWatch:
+    """One container's region, by its path; nothing is kept open between looks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._head = b""
+        self._constant: RegionConstant | None = None
+
+    def counters(self) -> Counters:
+        """Return the present counters.
+
+        Raises:
+            CodecError: there is no region that validates.
+        """
+        with self._opened(os.O_RDONLY) as file:
+            head = os.pread(file, _HEAD_BYTES, layout.EXT_OFFSET)
+        constant = self._validated(head)
+        count = len(constant.devices)
+        flags = struct.unpack_from("<I", head, layout.Extension.state_flags.offset)[0]
+        denied = layout.PerDevice.from_buffer_copy(head, layout.Extension.denied.offset)
+        waited = layout.PerDevice.from_buffer_copy(head, layout.Extension.waited_ns.offset)
+        return Counters(
+            constant=constant,
+            state=StateFlag(flags & (StateFlag.DEGRADED | StateFlag.NO_REGION)),
+            denied=tuple(denied[:count]),
+            waited_ns=tuple(waited[:count]),
+        )
+
+    def feed(self, device: int, given: Feedback) -> None:
+        """Write one device's feedback; a reader sees all of it or that it is unfinished.
+
+        Raises:
+            CodecError: the file is no region any more.
+        """
+        if not 0 <= device < layout.MAX_DEVICES:
+            raise ValueError(f"device {device}")
+        inside = layout.Extension.feedback.offset + device * ctypes.sizeof(layout.Feedback)
+        offset = layout.EXT_OFFSET + inside
+        entry = layout.Feedback(
+            own_util_pm=given.own_util_pm,
+            other_util_pm=given.other_util_pm,
+            own_bytes=given.own_bytes,
+            other_bytes=given.other_bytes,
+            interval_ns=given.interval_ns,
+        )
+        with self._opened(os.O_RDWR) as file:
+            os.pwrite(file, bytes(entry), offset)  # its stamp is 0: unfinished
+            os.pwrite(file, struct.pack("<Q", given.stamp_ns), offset)
+
+    def mirror(self, *, utilization_switch: int, recent_kernel: int) -> None:
+        """Write the two fields that HAMi's monitor writes.
+
+        Raises:
+            CodecError: the file is no region any more.
+        """
+        with self._opened(os.O_RDWR) as file:
+            os.pwrite(
+                file,
+                struct.pack("<ii", utilization_switch, recent_kernel),
+                layout.HamiRegion.utilization_switch.offset,
+            )
+
+    def _validated(self, head: bytes) -> RegionConstant:
+        # The checksum is dear in Python, and the constant part never changes by rights.
+        if self._constant is None or head[:_CONSTANT_END] != self._head:
+            self._constant = None
+            self._constant = parse_constant(self._path, head)
+            self._head = head[:_CONSTANT_END]
+        return self._constant
+
+    @contextmanager
+    def _opened(self, access: int) -> Iterator[int]:
+        flags = access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        try:
+            file = os.open(self._path, flags)
+            try:
+                about = os.fstat(file)
+                if not stat.S_ISREG(about.st_mode):
+                    raise CodecError(f"{self._path} is not a region", why="it is not a file")
+                if about.st_size < layout.REGION_BYTES:
+                    raise CodecError(f"{self._path} is not a region", why="it is too short")
+                yield file
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise CodecError(f"{self._path} cannot be used", why=str(error)) from error
