@@ -207,6 +207,8 @@ class CardState:
     slots: tuple[CardSlot, ...]
     budget_hits: int
     reclaimed: int
+    #: Breakpoints of the clock that a reader of them came too late for.
+    lapped: int
     xid: int
     xid_count: int
 
@@ -240,6 +242,7 @@ def read(path: Path) -> CardState:
         slots=tuple(_slots(state)),
         budget_hits=state.budget_hits,
         reclaimed=state.reclaimed,
+        lapped=state.breakpoints_lapped,
         xid=state.faults.xid,
         xid_count=state.faults.xid_count,
     )
