@@ -44,6 +44,13 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     source: str = ""  # where the card's figure came from
     reason: str = ""  # why it failed, was skipped or could not be judged
+    #: What the same check must answer in the control; None: it is not made there.
+    in_control: Verdict | None = None
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What names the check within its run; a control's check has the same."""
+        return (self.name, self.pod, self.variant)
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +68,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     stack: str
     shim: str
+    python: str = ""
+    host: str = ""  # kernel, processors and memory of the machine that ran it
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +86,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     artifacts: dict[str, str] = {}
     parameters: dict[str, Any] = {}
     reason: str = ""
+    title: str = ""  # the question in a sentence
+    meanings: dict[str, str] = {}  # a sentence for each check's name
     schema: str = SCHEMA
 
 
@@ -85,6 +96,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict: Verdict
     cases: tuple[Record, ...]
+    started: str = ""  # RFC 3339, UTC
+    seconds: float = 0.0
+    reproduce: str = ""  # the command that runs the same again
     schema: str = REPORT_SCHEMA
 
 
