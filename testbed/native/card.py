@@ -12,7 +12,7 @@ from typing import Any
 from testbed.errors import CodecError
 
 MAGIC = 0x3144524143555056
-VERSION = 1
+VERSION = 2
 MAX_SLOTS = 256
 RING = 1024
 BUCKETS = 256
@@ -20,6 +20,9 @@ BUCKETS = 256
 LOCK_MEMORY = 4096
 #: What the card counts in, and what a context's cost must be a multiple of.
 GRANULE_BYTES = 2 << 20
+#: Of a slot's word of memory: 20 bits of the generation, then used, then credit.
+_MEMORY_BITS = 22
+_MEMORY_MASK = (1 << _MEMORY_BITS) - 1
 
 _U32 = ctypes.c_uint32
 _U64 = ctypes.c_uint64
@@ -79,14 +82,15 @@ class SlotLayout(ctypes.Structure):
         ("flags", _U32),
         ("started_ns", _U64),
         ("context_bytes", _U64),
-        ("memory_bytes", _U64),
+        ("memory", _U64),
         ("resident_bytes", _U64),
         ("busy_until", _U64),
         ("busy_ns", _U64),
         ("launches", _U64),
         ("copied_bytes", _U64),
         ("name", ctypes.c_char * 32),
-        ("spare", _U64 * 18),
+        ("swapped_bytes", _U64),
+        ("spare", _U64 * 17),
     )
 
 
@@ -194,7 +198,12 @@ class CardSlot:
     pid: int
     name: str
     context_bytes: int
+    #: What is allocated, in the card's granules.
     memory_bytes: int
+    #: What the process may still take without asking; nobody's memory yet.
+    credit_bytes: int
+    #: Managed memory that the card had no room for.
+    swapped_bytes: int
     resident_bytes: int
     busy_ns: int
     launches: int
@@ -276,7 +285,9 @@ def _slots(state: StateLayout) -> Iterator[CardSlot]:
                 pid=slot.pid,
                 name=slot.name.decode(errors="replace"),
                 context_bytes=slot.context_bytes,
-                memory_bytes=slot.memory_bytes,
+                memory_bytes=(slot.memory >> _MEMORY_BITS & _MEMORY_MASK) * GRANULE_BYTES,
+                credit_bytes=(slot.memory & _MEMORY_MASK) * GRANULE_BYTES,
+                swapped_bytes=slot.swapped_bytes,
                 resident_bytes=slot.resident_bytes,
                 busy_ns=slot.busy_ns,
                 launches=slot.launches,

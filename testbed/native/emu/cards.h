@@ -10,7 +10,7 @@
 #define EMU_MAX_CARDS 16
 #define EMU_SMALL_BYTES (1ull << 20)   /* below: summed per process, in EMU_SMALL_UNIT */
 #define EMU_SMALL_UNIT 512ull
-#define EMU_GRANULE (2ull << 20)       /* what the card counts in */
+#define EMU_GRANULE CARD_GRANULE       /* what the card counts in */
 
 struct emu_card {
     struct card_state *state; /* mapped shared, never unmapped */
@@ -49,7 +49,7 @@ static inline bool emu_slot_used(const struct card_slot *slot)
 
 static inline uint64_t emu_slot_bytes(const struct card_slot *slot)
 {
-    return __atomic_load_n(&slot->memory_bytes, __ATOMIC_RELAXED) +
+    return card_memory_used(__atomic_load_n(&slot->memory, __ATOMIC_RELAXED)) +
            __atomic_load_n(&slot->context_bytes, __ATOMIC_RELAXED);
 }
 

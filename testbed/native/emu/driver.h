@@ -62,6 +62,7 @@ struct device {
     uint64_t context_bytes;
     uint64_t large_bytes;    /* multiples of the granule */
     uint64_t small_bytes;    /* multiples of EMU_SMALL_UNIT */
+    uint64_t swapped_bytes;  /* managed memory outside the card */
     uint64_t resident_bytes; /* host pages */
     uint64_t looked_ns;      /* when a launch last made sure of the slot's lock */
 
@@ -82,6 +83,12 @@ static inline const struct card_description *device_description(const struct dev
 /* --- accounting (account.c); the lock is held ------------------------------ */
 CUresult account_charge(struct device *device, int64_t context, int64_t large, int64_t small);
 CUresult account_resident(struct device *device, int64_t bytes);
+/* Managed memory of whole granules: as much on the card as there is room for. */
+CUresult account_managed(struct device *device, uint64_t bytes, uint64_t *on_card);
+/* Moves managed memory onto the card, as much as there is room for … */
+CUresult account_swap_in(struct device *device, uint64_t bytes, uint64_t *moved);
+/* … and counts off: bytes that leave the card, bytes that are outside from now on. */
+void account_swap_out(struct device *device, int64_t from_card, int64_t outside);
 uint64_t account_used(struct device *device); /* over all live processes */
 int account_own_slot(struct device *device);  /* -1: none */
 
@@ -93,10 +100,10 @@ void account_launch(struct device *device, uint64_t launches, uint64_t copied_by
 /* Pages of the host behind device memory: which of them have been touched. */
 struct backing {
     struct device *device;
-    uint64_t *touched; /* a bit a page */
-    size_t pages;
+    uint64_t *touched; /* a bit a page; NULL: none was touched yet */
+    size_t pages, low, high; /* touched ones lie in [low, high) */
 };
-CUresult backing_make(struct backing *backing, struct device *device, size_t bytes);
+void backing_make(struct backing *backing, struct device *device, size_t bytes);
 void backing_free(struct backing *backing); /* its pages are gone */
 /* Forgets whole pages in the range (the caller drops them); returns how many bytes. */
 size_t backing_forget(struct backing *backing, size_t offset, size_t bytes);
@@ -120,8 +127,9 @@ struct range {
     CUcontext context;
     struct backing *backing; /* NULL: the program's own memory */
     size_t backing_offset;
+    struct backing own;  /* where it has one of its own */
     size_t mapped_bytes; /* of our own mmap, from start */
-    uint64_t large, small;
+    uint64_t large, small, swapped;
     void *owner; /* RANGE_POOL: struct arena, RANGE_MAPPED: struct physical */
     unsigned int access;
 };
@@ -147,9 +155,19 @@ void memory_zero(uintptr_t address, size_t bytes);
 
 void *pages_map(size_t bytes, size_t align, int protection);
 
+/* --- addresses that were freed and wait for their next use (addresses.c) ---- */
+
+/* Readable and writable pages that read as zero; NULL where there is no room. */
+void *addresses_take(size_t bytes, size_t align);
+/* Takes pages back; none of them is touched any more. */
+void addresses_give(void *start, size_t bytes);
+void addresses_flush(void); /* unmaps all that are waiting */
+
 /* --- memory (memory.c, pool.c, vmm.c) -------------------------------------- */
 CUresult memory_free(CUdeviceptr pointer);
 void memory_free_context(CUcontext context);
+/* Moves managed memory of this process off the card; returns how much. The caller counts. */
+uint64_t memory_evict(struct device *device, uint64_t bytes);
 CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kind,
                          unsigned int flags, bool charged);
 

@@ -14,6 +14,65 @@ static void split(size_t bytes, uint64_t *large, uint64_t *small)
     *small = bytes < EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_SMALL_UNIT) : 0;
 }
 
+/* Charges the card; managed memory goes beyond it where there is no room. */
+static CUresult charge(struct range *range)
+{
+    struct device *device = range->device;
+    if (range->kind != RANGE_MANAGED)
+        return account_charge(device, 0, (int64_t)range->large, (int64_t)range->small);
+    if (range->large > 0) {
+        uint64_t asked = range->large;
+        CUresult result = account_managed(device, asked, &range->large);
+        if (result == CUDA_SUCCESS)
+            range->swapped = asked - range->large;
+        return result;
+    }
+    CUresult result = account_charge(device, 0, 0, (int64_t)range->small);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        account_swap_out(device, 0, (int64_t)range->small);
+        range->swapped = range->small;
+        range->small = 0;
+        result = CUDA_SUCCESS;
+    }
+    return result;
+}
+
+static void discharge(const struct range *range)
+{
+    account_charge(range->device, 0, -(int64_t)range->large, -(int64_t)range->small);
+    if (range->swapped > 0)
+        account_swap_out(range->device, 0, -(int64_t)range->swapped);
+}
+
+/* Freed device memory is likely to be asked for again in the same size. The program itself
+ * writes to the other kinds, without our knowledge: nobody knows which pages to drop. */
+static bool recycled(enum range_kind kind)
+{
+    return kind == RANGE_DEVICE;
+}
+
+static void *map(const struct range *range)
+{
+    size_t align = range->bytes >= EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE;
+    if (recycled(range->kind))
+        return addresses_take(range->mapped_bytes, align);
+    return pages_map(range->mapped_bytes, align, PROT_READ | PROT_WRITE);
+}
+
+static void unmap(struct range *range)
+{
+    void *start = (void *)range->start;
+    if (!recycled(range->kind)) {
+        munmap(start, range->mapped_bytes);
+        return;
+    }
+    const struct backing *own = &range->own;
+    if (own->high > own->low)
+        madvise((char *)start + own->low * CARD_PAGE, (own->high - own->low) * CARD_PAGE,
+                MADV_DONTNEED);
+    addresses_give(start, range->mapped_bytes);
+}
+
 CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kind,
                          unsigned int flags, bool charged)
 {
@@ -33,45 +92,52 @@ CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kin
     range->flags = flags;
     range->device = context->device;
     range->context = context;
-    range->mapped_bytes = emu_round_up(bytes, CARD_PAGE);
-    if (charged)
+    range->mapped_bytes = emu_round_up(bytes, bytes >= EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE);
+    if (charged) {
         split(bytes, &range->large, &range->small);
-    result = account_charge(range->device, 0, (int64_t)range->large, (int64_t)range->small);
-    if (result != CUDA_SUCCESS) {
-        free(range);
-        return result;
-    }
-    void *start = pages_map(range->mapped_bytes,
-                            bytes >= EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE,
-                            PROT_READ | PROT_WRITE);
-    if (start != NULL && kind != RANGE_HOST) {
-        range->backing = calloc(1, sizeof *range->backing);
-        if (range->backing == NULL ||
-            backing_make(range->backing, range->device, range->mapped_bytes) != CUDA_SUCCESS) {
-            free(range->backing);
-            munmap(start, range->mapped_bytes);
-            start = NULL;
+        result = charge(range);
+        if (result != CUDA_SUCCESS) {
+            free(range);
+            return result;
         }
     }
-    if (start == NULL) {
-        account_charge(range->device, 0, -(int64_t)range->large, -(int64_t)range->small);
+    range->start = (uintptr_t)map(range);
+    if (range->start == 0) {
+        discharge(range);
         free(range);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    range->start = (uintptr_t)start;
+    if (kind != RANGE_HOST) {
+        backing_make(&range->own, range->device, range->mapped_bytes);
+        range->backing = &range->own;
+    }
     *pointer = range->start;
     return space_add(&memory, range);
 }
 
 static void release(struct range *range)
 {
-    if (range->backing != NULL) {
+    unmap(range);
+    if (range->backing != NULL)
         backing_free(range->backing);
-        free(range->backing);
-    }
-    munmap((void *)range->start, range->mapped_bytes);
-    account_charge(range->device, 0, -(int64_t)range->large, -(int64_t)range->small);
+    discharge(range);
     space_remove(&memory, range);
+}
+
+uint64_t memory_evict(struct device *device, uint64_t bytes)
+{
+    uint64_t evicted = 0;
+    for (size_t i = 0; i < memory.count && evicted < bytes; i++) {
+        struct range *range = memory.ranges[i];
+        if (range->kind != RANGE_MANAGED || range->device != device)
+            continue;
+        uint64_t part = emu_round_up(bytes - evicted, EMU_GRANULE);
+        part = part < range->large ? part : range->large;
+        range->large -= part;
+        range->swapped += part;
+        evicted += part;
+    }
+    return evicted;
 }
 
 static struct range *exact(uintptr_t address)
@@ -146,8 +212,9 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return result;
 }
 
-/* On hardware managed memory may exceed the card and moves; here it is charged to the
- * card like any other, whole, when it is allocated. */
+/* Managed memory may exceed the card, as on hardware. It takes what room the card has when
+ * it is allocated; the rest lies outside, is counted apart (`swapped_bytes`) and comes in
+ * by a prefetch. Other allocations of the same process push it out. */
 CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     ENTER();
@@ -263,7 +330,7 @@ CUresult cuMemHostGetFlags(unsigned int *flags, void *pointer)
     return CUDA_SUCCESS;
 }
 
-/* --- hints about managed memory: taken, without effect --------------------------- */
+/* --- hints about managed memory: advice is taken, without effect --------------------------- */
 
 static CUresult hint(CUdeviceptr pointer, size_t bytes)
 {
@@ -290,19 +357,50 @@ CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, CUmem_advise advice,
     return hint(pointer, bytes);
 }
 
+/* Moves as much of the range as was asked for, in whole granules. */
+static CUresult prefetch(CUdeviceptr pointer, size_t bytes, int to)
+{
+    CUresult result = hint(pointer, bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    LOCKED();
+    struct range *range = space_find(&memory, (uintptr_t)pointer);
+    if (range == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (to >= 0 && device_at(to) == NULL)
+        return CUDA_ERROR_INVALID_DEVICE;
+    uint64_t part = emu_round_up(bytes, EMU_GRANULE);
+    if (to >= 0 && to == range->device->ordinal && range->large + range->swapped >= EMU_GRANULE) {
+        part = part < range->swapped ? part : range->swapped;
+        uint64_t moved = 0;
+        if (part > 0)
+            result = account_swap_in(range->device, part, &moved);
+        range->swapped -= moved;
+        range->large += moved;
+    } else if (to < 0) {
+        part = part < range->large ? part : range->large;
+        if (part > 0)
+            account_swap_out(range->device, (int64_t)part, (int64_t)part);
+        range->large -= part;
+        range->swapped += part;
+    }
+    return result;
+}
+
 CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream)
 {
     ENTER();
-    (void)device, (void)stream;
-    return hint(pointer, bytes);
+    (void)stream;
+    return prefetch(pointer, bytes, device);
 }
 
 CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, size_t bytes, CUmemLocation location,
                                unsigned int flags, CUstream stream)
 {
     ENTER();
-    (void)location, (void)flags, (void)stream;
-    return hint(pointer, bytes);
+    (void)flags, (void)stream;
+    return prefetch(pointer, bytes,
+                    location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : -1);
 }
 
 CUresult cuMemRangeGetAttribute(void *value, size_t size, CUmem_range_attribute attribute,

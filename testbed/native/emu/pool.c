@@ -81,14 +81,14 @@ static struct arena *arena_make(CUmemoryPool pool, size_t bytes)
     arena->bytes = bytes > ARENA_BYTES ? emu_round_up(bytes, EMU_GRANULE) : ARENA_BYTES;
     arena->reserved = calloc(arena->bytes / EMU_GRANULE, 1);
     arena->base = (uintptr_t)pages_map(arena->bytes, EMU_GRANULE, PROT_READ | PROT_WRITE);
-    if (arena->reserved == NULL || arena->base == 0 ||
-        backing_make(&arena->backing, pool->device, arena->bytes) != CUDA_SUCCESS) {
+    if (arena->reserved == NULL || arena->base == 0) {
         if (arena->base != 0)
             munmap((void *)arena->base, arena->bytes);
         free(arena->reserved);
         free(arena);
         return NULL;
     }
+    backing_make(&arena->backing, pool->device, arena->bytes);
     arena->next = pool->arenas;
     pool->arenas = arena;
     return arena;

@@ -99,22 +99,35 @@ void *pages_map(size_t bytes, size_t align, int protection)
 
 /* --- pages ------------------------------------------------------------------- */
 
-CUresult backing_make(struct backing *backing, struct device *device, size_t bytes)
+void backing_make(struct backing *backing, struct device *device, size_t bytes)
 {
-    backing->device = device;
-    backing->pages = (bytes + CARD_PAGE - 1) / CARD_PAGE;
-    backing->touched = calloc((backing->pages + 63) / 64, sizeof(uint64_t));
-    return backing->touched != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    *backing = (struct backing){.device = device,
+                                .pages = (bytes + CARD_PAGE - 1) / CARD_PAGE};
+}
+
+/* Most memory is freed before a byte of it was written: no table until then. */
+static bool make_table(struct backing *backing)
+{
+    if (backing->touched == NULL)
+        backing->touched = calloc((backing->pages + 63) / 64, sizeof(uint64_t));
+    return backing->touched != NULL;
 }
 
 static bool touched(const struct backing *backing, size_t page)
 {
-    return (backing->touched[page / 64] >> (page % 64) & 1) != 0;
+    return backing->touched != NULL &&
+           (backing->touched[page / 64] >> (page % 64) & 1) != 0;
 }
 
 static size_t count_touched(const struct backing *backing, size_t first, size_t last)
 {
     size_t count = 0;
+    if (backing->touched == NULL)
+        return 0;
+    if (first < backing->low)
+        first = backing->low;
+    if (last > backing->high)
+        last = backing->high;
     for (size_t page = first; page < last;) {
         if (page % 64 == 0 && last - page >= 64) {
             count += (size_t)__builtin_popcountll(backing->touched[page / 64]);
@@ -129,6 +142,11 @@ static size_t count_touched(const struct backing *backing, size_t first, size_t 
 
 static void mark(struct backing *backing, size_t first, size_t last, bool value)
 {
+    if (value && first < last) {
+        bool none = backing->high == 0;
+        backing->low = none || first < backing->low ? first : backing->low;
+        backing->high = last > backing->high ? last : backing->high;
+    }
     for (size_t page = first; page < last;) {
         if (page % 64 == 0 && last - page >= 64) {
             backing->touched[page / 64] = value ? ~0ull : 0;
@@ -152,6 +170,7 @@ void backing_free(struct backing *backing)
     account_resident(backing->device, -(int64_t)bytes);
     free(backing->touched);
     backing->touched = NULL;
+    backing->low = backing->high = 0;
 }
 
 size_t backing_forget(struct backing *backing, size_t offset, size_t bytes)
@@ -161,6 +180,8 @@ size_t backing_forget(struct backing *backing, size_t offset, size_t bytes)
     if (first >= last)
         return 0;
     size_t count = count_touched(backing, first, last) * CARD_PAGE;
+    if (count == 0)
+        return 0;
     mark(backing, first, last, false);
     account_resident(backing->device, -(int64_t)count);
     return count;
@@ -213,6 +234,8 @@ CUresult memory_touch(uintptr_t address, size_t bytes)
             break; /* the program's own memory */
         if (range->backing == NULL)
             continue;
+        if (!make_table(range->backing))
+            return CUDA_ERROR_OUT_OF_MEMORY;
         struct pages pages = pages_of(range, address + done, length);
         missing[range->backing->device->ordinal] +=
             (pages.last - pages.first - count_touched(range->backing, pages.first, pages.last)) *

@@ -172,12 +172,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     }
     physical->home = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                           MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (physical->home == MAP_FAILED ||
-        (device != NULL && backing_make(&physical->backing, device, bytes) != CUDA_SUCCESS) ||
-        !enter_table(physical)) {
+    backing_make(&physical->backing, device, bytes);
+    if (physical->home == MAP_FAILED || !enter_table(physical)) {
         if (physical->home != MAP_FAILED)
             munmap(physical->home, bytes);
-        free(physical->backing.touched);
         if (device != NULL)
             account_charge(device, 0, -(int64_t)bytes, 0);
         free(physical);

@@ -20,12 +20,13 @@
 #include <stdint.h>
 
 #define CARD_MAGIC 0x3144524143555056ull /* "VPUCARD1", little endian */
-#define CARD_VERSION 1u
+#define CARD_VERSION 2u
 #define CARD_MAX_SLOTS 256
 #define CARD_RING 1024
 #define CARD_BUCKETS 256
 #define CARD_LOCK_MEMORY 4096 /* byte of cuda.lock: memory is being charged */
 #define CARD_PAGE 4096
+#define CARD_GRANULE (2ull << 20) /* what memory is counted in */
 
 /* constant: from the profile (testbed/card/profiles), never changed afterwards */
 struct card_description {
@@ -74,15 +75,45 @@ struct card_slot {
     uint32_t flags;
     uint64_t started_ns;
     uint64_t context_bytes;
-    uint64_t memory_bytes; /* allocations, in the driver's granules */
+    uint64_t memory; /* allocations and credit, see card_memory_… below */
     uint64_t resident_bytes; /* pages touched on the host */
     uint64_t busy_until; /* virtual time; its own atomic word */
     uint64_t busy_ns;    /* device time used since `started_ns` */
     uint64_t launches;
     uint64_t copied_bytes;
     char name[32];       /* comm of the process */
-    uint64_t spare[18];
+    uint64_t swapped_bytes; /* managed memory that the card had no room for */
+    uint64_t spare[17];
 };
+
+/* `memory` of a slot. What a process uses and what it may still take without asking are
+ * one word, so that one compare-and-swap turns the one into the other: from the top
+ * 20 bits of the slot's generation (a slot that was taken back is noticed), 22 bits used,
+ * 22 bits credit, both in CARD_GRANULE. Only who holds CARD_LOCK_MEMORY lets the sum of
+ * both grow, and may take away the credit of others. */
+#define CARD_MEMORY_BITS 22
+#define CARD_MEMORY_MASK ((1ull << CARD_MEMORY_BITS) - 1)
+
+static inline uint64_t card_memory_word(uint64_t generation, uint64_t used, uint64_t credit)
+{
+    return generation << 2 * CARD_MEMORY_BITS | used / CARD_GRANULE << CARD_MEMORY_BITS |
+           credit / CARD_GRANULE;
+}
+
+static inline uint64_t card_memory_tag(uint64_t word)
+{
+    return word >> 2 * CARD_MEMORY_BITS;
+}
+
+static inline uint64_t card_memory_used(uint64_t word)
+{
+    return (word >> CARD_MEMORY_BITS & CARD_MEMORY_MASK) * CARD_GRANULE;
+}
+
+static inline uint64_t card_memory_credit(uint64_t word)
+{
+    return (word & CARD_MEMORY_MASK) * CARD_GRANULE;
+}
 
 /* Breakpoints of the virtual clock (design: one book, no daemon). */
 struct card_breakpoint {
@@ -115,7 +146,7 @@ struct card_state {
     uint64_t spare0[5];
     struct card_description description;
 
-    /* memory: changed under CARD_LOCK_MEMORY; the truth is the sum over live slots */
+    /* memory: grows under CARD_LOCK_MEMORY only; the truth is the sum over live slots */
     uint64_t slot_count; /* one more than the highest slot ever used */
     uint64_t budget_hits;
     uint64_t reclaimed;  /* slots of dead processes taken back */

@@ -50,7 +50,7 @@ int main(int count, char **arguments)
         successes++;
         uint64_t sum = 0;
         for (int i = 0; i < 2; i++)
-            sum += __atomic_load_n(&state->slots[i].memory_bytes, __ATOMIC_ACQUIRE) +
+            sum += card_memory_used(__atomic_load_n(&state->slots[i].memory, __ATOMIC_ACQUIRE)) +
                    __atomic_load_n(&state->slots[i].context_bytes, __ATOMIC_ACQUIRE);
         violations += sum > capacity;
         if (release(pointer) != 0)
