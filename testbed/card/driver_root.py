@@ -20,7 +20,7 @@ from pathlib import Path
 
 from testbed.card import profiles
 from testbed.card.spec import MAX_CARDS, CardSpec
-from testbed.errors import InputError
+from testbed.errors import InputError, MissingTool
 from testbed.native import artifacts, card
 from testbed.units import GIB
 
@@ -97,6 +97,14 @@ def make(
         path.chmod(0o755)  # readable whatever the umask: containers run as any user
     (folder / MARK).chmod(0o644)
     return tuple(uuids)
+
+
+def build() -> str:
+    """Return the name of the driver's build, empty where there is none."""
+    try:
+        return artifacts.build_of(b"".join(artifacts.library(n).read_bytes() for n in LIBRARIES))
+    except MissingTool:
+        return ""
 
 
 def default_budget() -> int:

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from testbed.errors import InputError, TestbedError
-from testbed.lab.cluster.protocol import ClusterSpec
 from testbed.lab.deploy import enforcement
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.plot import draw
@@ -102,8 +101,8 @@ class Experiment:
         self._control_trial: Trial | None = None
         self._checks: tuple[Check, ...] = ()
         self._control: Control | None = None
-        with testbed.use("notebook", self._progress):
-            self._info: Info = testbed.ensure(ClusterSpec(), self._progress)
+        with testbed.use("notebook", self._progress) as use:
+            self._info: Info = testbed.ensure(None, self._progress, as_it_is=use.joined)
         check_users(question.plan(parameters), id_range=testbed.cluster.status().id_range)
 
     def plan(self) -> Table:

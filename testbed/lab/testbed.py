@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,8 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     pytorch_image: str
     base_image: str
     scheduler_image: str
+    #: Digest of the manifests, certificates left out.
+    manifests: str = ""
 
 
 class Testbed:
@@ -94,15 +98,26 @@ class Testbed:
                 )
             yield found
 
-    def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+    def up(
+        self,
+        spec: ClusterSpec,
+        progress: Progress,
+        *,
+        prepared: Sequence[images.Image] | None = None,
+    ) -> ClusterStatus:
         """Bring the cluster up; see ``Cluster.up``."""
-        status = self.cluster.up(spec, progress)
+        status = self.cluster.up(spec, progress, images=prepared)
         self._kube = None
         return status
 
-    def deploy(self, progress: Progress) -> Info:
-        """Deploy the stack (again: to the state that this source tree has)."""
-        prepared = images.prepare(progress)
+    def deploy(self, progress: Progress, *, prepared: Sequence[images.Image] | None = None) -> Info:
+        """Deploy the stack (again: to the state that this source tree has).
+
+        Args:
+            progress: Told each step.
+            prepared: This tree's images, where they are known already.
+        """
+        prepared = images.prepare(progress) if prepared is None else prepared
         # The sources may have changed since the cluster came up: it gets what we deploy.
         self.cluster.load_images(prepared, progress)
         values = self._values(prepared)
@@ -110,22 +125,26 @@ class Testbed:
         # Without it a killed deployment is not taken for a complete one by `ensure`.
         self.kube.delete("v1", "ConfigMap", INFO_NAME, names.NAMESPACE)
         deploy(self.kube, values, progress, expected=known or None)
-        info = Info(
+        info = self._info_of(values, prepared)
+        self.kube.apply([_info_manifest(info)])
+        return info
+
+    def _info_of(self, values: StackValues, prepared: Sequence[images.Image]) -> Info:
+        return Info(
             provider=self.provider,
             stack=f"vgpu-testbed {__version__}",
             shim="libvgpu.so " + artifacts.build_of(artifacts.library("libvgpu.so").read_bytes()),
             pytorch_image=images.find(prepared, "testbed/pytorch").reference,
             base_image=values.images.base,
             scheduler_image=values.images.kube_scheduler,
+            manifests=_digest(values),
         )
-        self.kube.apply([_info_manifest(info)])
-        return info
 
     def manifests(self, progress: Progress) -> list[dict[str, Any]]:
         """Return what ``deploy`` would apply, with certificates made for the occasion."""
         return render(self._values(images.prepare(progress)), certificates.make(names.NAMESPACE))
 
-    def _values(self, prepared: tuple[images.Image, ...]) -> StackValues:
+    def _values(self, prepared: Sequence[images.Image]) -> StackValues:
         return StackValues(
             images=StackImages(
                 base=images.find(prepared, "testbed/base").reference,
@@ -134,12 +153,35 @@ class Testbed:
             driver_root=self.cluster.driver_root,
         )
 
-    def ensure(self, spec: ClusterSpec, progress: Progress) -> Info:
-        """Bring up and deploy what is missing; a testbed that is up is used as it is."""
-        if self.cluster.status().state != "up":
-            self.up(spec, progress)
-        found = self.info()
-        return found if found is not None else self.deploy(progress)
+    def ensure(
+        self, spec: ClusterSpec | None, progress: Progress, *, as_it_is: bool = False
+    ) -> Info:
+        """Bring up and deploy what is missing, and what was made of other sources.
+
+        Args:
+            spec: The cluster, where there is none yet; without it one like that which
+                was there before, else one node with one card.
+            progress: Told each step.
+            as_it_is: Whatever is deployed will do: for a notebook, whose run has seen
+                to it.
+
+        Raises:
+            TestbedError.
+        """
+        status = self.cluster.status()
+        found = self.info() if status.state == "up" else None
+        if found is not None and as_it_is:
+            return found
+        prepared = images.prepare(progress)
+        if status.state != "up":
+            self.up(spec or _spec_of(status), progress, prepared=prepared)
+            found = self.info()
+        if found is None:
+            return self.deploy(progress, prepared=prepared)
+        if found == self._info_of(self._values(prepared), prepared):
+            return found
+        with progress.step("the stack is of other sources: deploying this tree's"):
+            return self.deploy(progress, prepared=prepared)
 
     def info(self) -> Info | None:
         """Return what was deployed, None where nothing was."""
@@ -201,6 +243,23 @@ def cluster_spec(cards: str, nodes: int | None = None, port: int = 0) -> Cluster
     if len(set(lists)) == 1:
         return ClusterSpec(nodes=count, cards=lists[0], port=port)
     return ClusterSpec(nodes=count, each_node=lists, port=port)
+
+
+def _spec_of(status: ClusterStatus) -> ClusterSpec:
+    """Return what a cluster was that is to be brought up again."""
+    lists = tuple(node.profiles for node in status.nodes)
+    if not lists or not all(lists):
+        return ClusterSpec()
+    return ClusterSpec(nodes=len(lists), each_node=lists)
+
+
+def _digest(values: StackValues) -> str:
+    """Return what tells deployments of different sources apart."""
+    # Certificates are made for each deployment, and kept while they serve.
+    none = certificates.Leaf(cert="", key="")
+    same = certificates.Certificates(ca="", webhook=none, extender=none, scheduler=none)
+    text = json.dumps(render(values, same), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _info_manifest(info: Info) -> dict[str, object]:

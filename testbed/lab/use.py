@@ -37,6 +37,11 @@ class Use:
     _fd: int
     _command: str
 
+    @property
+    def joined(self) -> bool:
+        """Whether it is part of a command's use that goes on."""
+        return self._fd < 0
+
     def note(self, *, temporary: bool) -> None:
         """Write down whether the testbed goes when this use ends."""
         if self._fd >= 0:

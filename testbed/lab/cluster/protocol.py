@@ -66,6 +66,8 @@ class ClusterStatus:
     kubeconfig: Path | None = None
     nodes: tuple[NodeStatus, ...] = ()
     problems: tuple[str, ...] = field(default=())
+    #: What is no problem, and good to know.
+    notes: tuple[str, ...] = ()
     #: Whether pods may run as other users than 0, and with an fsGroup.
     id_range: bool = True
 
@@ -104,8 +106,15 @@ class Cluster(Protocol):
     provider: ClassVar[str]
     name: str
 
-    def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+    def up(
+        self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
+    ) -> ClusterStatus:
         """Bring the cluster up and wait until its nodes are Ready.
+
+        Args:
+            spec: What it shall be.
+            progress: Told each step.
+            images: What its nodes get, where the caller has made it already.
 
         Raises:
             InputError, MissingTool, ClusterError.

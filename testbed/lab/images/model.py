@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class Image:
         return self.reference.rpartition(":")[0]
 
 
-def find(images: tuple[Image, ...], name: str) -> Image:
+def find(images: Sequence[Image], name: str) -> Image:
     """Return the image of that name (``testbed/base``).
 
     Raises:

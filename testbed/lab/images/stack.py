@@ -24,10 +24,12 @@ PROJECT = "vgpu-testbed"
 EXTRA = "stack"
 
 #: Bumped when this module makes another environment from the same sources.
-_RECIPE = "2"
+_RECIPE = "3"
 _TOP_FILES = ("pyproject.toml", "LICENSE", "README.md")
 #: Build products beside the sources: they would change the key without changing the wheel.
 _PRODUCT_FOLDERS = ("__pycache__", "testbed/native/lib")
+#: What the stack never imports; a change there makes no other image.
+_NOT_OF_THE_STACK = ("testbed/lab", "testbed/card", "testbed/cli")
 
 
 def prepare(progress: Progress) -> Path:
@@ -74,7 +76,8 @@ def source_files(source: Path) -> list[Path]:
     for path in (source / "testbed").rglob("*"):
         name = path.relative_to(source).as_posix()
         product = any(f"/{folder}/" in f"/{name}" for folder in _PRODUCT_FOLDERS)
-        if path.is_file() and not product:
+        foreign = name.startswith(tuple(f"{folder}/" for folder in _NOT_OF_THE_STACK))
+        if path.is_file() and not product and not foreign:
             found.append(path)
     return found
 
@@ -166,6 +169,7 @@ def _make(source: Path, base: Path, folder: Path, python: venv.SystemPython, ste
     for file in native.iterdir():
         if file.is_file() and not file.name.startswith("."):
             shutil.copy(file, installed / "native/lib" / file.name)
+    (folder / "bin" / "testbed").unlink(missing_ok=True)  # the command line is not in it
     shutil.rmtree(scratch)
     venv.close(folder, step, installed)
 

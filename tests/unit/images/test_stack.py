@@ -41,6 +41,7 @@ def test_sources_without_products(tmp_path: Path) -> None:
     products = [
         *("testbed/__pycache__/a.pyc", "testbed/native/lib/libcuda.so.1"),
         *("tests/test_a.py", "build/x", ".venv/y", "uv.lock"),
+        *("testbed/lab/a.py", "testbed/card/b.py", "testbed/cli/c.py"),
     ]
     for name in (*wanted, *products):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -30,9 +30,9 @@ class FakeTestbed:
 
     @contextmanager
     def use(self, command, progress, **_):
-        yield
+        yield SimpleNamespace(joined=False)
 
-    def ensure(self, spec, progress):
+    def ensure(self, spec, progress, *, as_it_is):
         return Info(
             provider="process",
             stack="s",

@@ -60,7 +60,9 @@ class ProcessCluster:
 
     # --- commands ----------------------------------------------------------
 
-    def up(self, spec: ClusterSpec, progress: Progress) -> ClusterStatus:
+    def up(
+        self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
+    ) -> ClusterStatus:
         wanted = layout.nodes(self.name, spec.nodes)
         for cards in spec.by_node():
             self._parts.check_cards(cards)
@@ -68,11 +70,11 @@ class ProcessCluster:
             try:
                 record = Record.read(self._folders.record)
                 if record is not None and record.stage == "up" and self._alive(record):
-                    return self._keep(record, spec, wanted, progress)
+                    return self._keep(record, spec, wanted, progress, images)
                 if self._folders.top.exists():
                     with progress.step("clear what an earlier run left"):
                         self._clear()
-                self._bring_up(spec, wanted, progress)
+                self._bring_up(spec, wanted, progress, images)
             finally:
                 files.remove_if_empty(self._folders.top)
         return self.status()
@@ -128,7 +130,13 @@ class ProcessCluster:
             nodes=nodes,
             problems=tuple(problems),
             id_range=record.id_range,
+            notes=self._notes(record),
         )
+
+    def _notes(self, record: Record) -> tuple[str, ...]:
+        if record.driver in ("", self._parts.driver()):
+            return ()
+        return ("its cards' driver is of other sources: `testbed down`, then up, makes it anew",)
 
     def kubeconfig(self) -> Path:
         if not self._folders.kubeconfig.exists():
@@ -164,6 +172,7 @@ class ProcessCluster:
         spec: ClusterSpec,
         wanted: Sequence[layout.Node],
         progress: Progress,
+        images: Sequence[Image] | None,
     ) -> ClusterStatus:
         """A second ``up``: the same cluster stays; images that are new are added."""
         asked = (spec.nodes, start.card_lists(spec))
@@ -175,7 +184,7 @@ class ProcessCluster:
                 hint=f"testbed down --name {self.name}, or another --name",
             )
         self._wait(record, wanted, progress)
-        self._load(record, self._parts.images(progress), progress)
+        self._load(record, self._parts.images(progress) if images is None else images, progress)
         return self.status()
 
     def load_images(self, images: Sequence[Image], progress: Progress) -> None:
@@ -220,14 +229,18 @@ class ProcessCluster:
         dataclasses.replace(record, images=images).write(self._folders.record)
 
     def _bring_up(
-        self, spec: ClusterSpec, wanted: Sequence[layout.Node], progress: Progress
+        self,
+        spec: ClusterSpec,
+        wanted: Sequence[layout.Node],
+        progress: Progress,
+        images: Sequence[Image] | None,
     ) -> None:
         identity.preflight()
         ids = identity.choose(self.name)
         with launch.listener(spec.port) as listening:
             port = listening.getsockname()[1]
             programs = self._parts.programs(progress)
-            images = self._parts.images(progress)
+            images = self._parts.images(progress) if images is None else images
             try:
                 with progress.step("start the cluster's processes"):
                     record, binds = start.write(
@@ -240,6 +253,7 @@ class ProcessCluster:
                             port=port,
                             programs=programs,
                             images=images,
+                            driver=self._parts.driver(),
                             make_cards=self._parts.cards,
                         ),
                     )

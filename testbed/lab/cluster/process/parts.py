@@ -41,6 +41,10 @@ class Parts:
         """Return the images that nodes import."""
         return images.prepare(progress)
 
+    def driver(self) -> str:
+        """Return which build of the emulated driver nodes get; empty where it is not built."""
+        return driver_root.build()
+
     def check_cards(self, specs: Sequence[CardSpec]) -> None:
         """Check a wish for cards before anything is made for it.
 

@@ -30,6 +30,8 @@ class Record:
     id_range: bool
     binaries: str  # inside
     runc: str
+    #: Build of the emulated driver that its nodes carry.
+    driver: str = ""
     pid: int = 0
     started: str = ""
     pid1: int = 0

@@ -31,6 +31,8 @@ class Start:
     port: int
     programs: Programs
     images: Sequence[Image]
+    #: Build of the emulated driver.
+    driver: str
     #: Makes the emulated cards of one of so many nodes in a folder; returns their uuids.
     make_cards: Callable[[Path, Sequence[CardSpec], int], tuple[str, ...]]
 
@@ -83,6 +85,7 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
         id_range=start.identity.id_range,
         binaries=where.path(start.programs.binaries),
         runc=str(start.programs.runc),
+        driver=start.driver,
         uuids=uuids,
         images=image_list(start.images),
     )

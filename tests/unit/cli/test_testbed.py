@@ -1,0 +1,116 @@
+"""What a testbed does for `run`: what is missing, what is old, what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.card.spec import CardSpec
+from testbed.lab import testbed as module
+from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus
+from testbed.lab.images.model import Image
+from testbed.lab.progress import QuietProgress
+from testbed.lab.testbed import Info, Testbed
+
+QUIET = QuietProgress()
+MIXED = ((CardSpec(profile="a100-80gb", count=2),), (CardSpec(profile="a100-40gb"),))
+
+
+def images(mark):
+    return tuple(
+        Image(reference=f"{name}:{mark}", archive=None, binds=())
+        for name in ("testbed/base", "testbed/kube-scheduler", "testbed/pytorch")
+    )
+
+
+class FakeCluster:
+    driver_root = "/run/vgpu-emulated"
+
+    def __init__(self, state, nodes=()):
+        self.state, self.nodes, self.asked = state, nodes, []
+
+    def status(self):
+        return ClusterStatus(name="t", provider="process", state=self.state, nodes=self.nodes)
+
+    def up(self, spec, progress, *, images=None):
+        self.asked.append((spec, images))
+        self.state = "up"
+        return self.status()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """A testbed whose images are counted, and whose deployments are listed."""
+
+    class Watched(Testbed):
+        def __init__(self, cluster, deployed):
+            self.name, self.provider, self._kube = "t", "process", None
+            self.cluster, self.deployed, self.deployments = cluster, deployed, []
+
+        def info(self):
+            return self.deployed
+
+        def deploy(self, progress, *, prepared=None):
+            self.deployments.append(prepared)
+            self.deployed = self._info_of(self._values(prepared), prepared)
+            return self.deployed
+
+    made = []
+    monkeypatch.setattr(module.images, "prepare", lambda progress: made.append(1) or images("new"))
+    monkeypatch.setattr(module.artifacts, "library", lambda name: Path(__file__))
+
+    def build(state, deployed=None, nodes=()):
+        found = Watched(FakeCluster(state, nodes), deployed)
+        found.made = made
+        return found
+
+    return build
+
+
+def test_a_new_testbed_makes_its_images_once(world):
+    found = world("absent")
+    spec = ClusterSpec(nodes=2)
+    info = found.ensure(spec, QUIET)
+    assert found.cluster.asked == [(spec, images("new"))]
+    assert found.deployments == [images("new")]
+    assert found.made == [1]
+    assert info.base_image == "testbed/base:new" and info.manifests
+
+
+def test_what_this_tree_deployed_is_used(world):
+    found = world("absent")
+    first = found.ensure(None, QUIET)
+    assert found.ensure(None, QUIET) == first
+    assert len(found.deployments) == len(found.cluster.asked) == 1
+
+
+@pytest.mark.parametrize("field", ["base_image", "pytorch_image", "shim", "manifests"])
+def test_what_other_sources_deployed_is_deployed_anew(world, field):
+    found = world("absent")
+    now = found.ensure(None, QUIET)
+    found.deployed = Info(**{**{f: getattr(now, f) for f in now.__struct_fields__}, field: "old"})
+    assert found.ensure(None, QUIET) == now
+    assert len(found.deployments) == 2
+
+
+def test_a_notebook_in_a_run_takes_what_is_there_and_makes_nothing(world):
+    old = Info(provider="process", stack="s", shim="l", pytorch_image="i", base_image="b",
+               scheduler_image="k")  # fmt: skip
+    found = world("up", old)
+    assert found.ensure(None, QUIET, as_it_is=True) == old
+    assert found.made == [] and found.deployments == []
+    # What was never deployed to its end is.
+    found.deployed = None
+    assert found.ensure(None, QUIET, as_it_is=True).base_image == "testbed/base:new"
+
+
+def test_a_broken_testbed_comes_back_as_it_was(world):
+    nodes = tuple(NodeStatus(name=str(i), ready=False, profiles=p) for i, p in enumerate(MIXED))
+    found = world("broken", nodes=nodes)
+    found.ensure(None, QUIET)
+    assert found.cluster.asked[0][0].by_node() == MIXED
+    asked = ClusterSpec(nodes=3)
+    found.cluster.state = "broken"
+    found.ensure(asked, QUIET)
+    assert found.cluster.asked[1][0] == asked
