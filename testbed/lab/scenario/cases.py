@@ -13,7 +13,7 @@ import msgspec
 import msgspec.inspect
 import yaml
 
-from testbed.errors import InputError
+from testbed.errors import InputError, known_hint
 from testbed.lab.scenario.question import Question
 
 
@@ -64,7 +64,7 @@ def find_cases(root: Path, patterns: tuple[str, ...] = ("*",)) -> tuple[Case, ..
         if not matches:
             raise InputError(
                 f"no case matches {pattern!r}",
-                hint="`testbed ls` lists them: " + ", ".join(str(case) for case in every),
+                hint=known_hint(wanted, map(str, every), listed="`testbed ls` lists them:"),
             )
         found.update((str(case), case) for case in matches)
     return tuple(found.values())

@@ -276,23 +276,31 @@ def run_cases(
     timeout_seconds: float,
     show: Callable[[str], None],
     after_error: Callable[[], None],
+    repeat: int = 1,
+    began: Callable[[Case, int], None] | None = None,
 ) -> Report:
     """Run cases one after the other and write ``report.json`` of the run's folder.
 
     Args:
         folder: The run's own, from ``run_folder``; ``latest`` beside it will lead to it.
+        repeat: How often all of them are run, in rounds; the worst verdict counts.
+        began: Told each case and its round, from 1, before it runs.
         after_error: Called when a case ended without a verdict, to put the testbed
             back in order before the next one.
     """
     for case in cases:
         check_case(case, notebooks / f"{case.question}.ipynb")
     records: list[Record] = []
-    for case in cases:
+    rounds = [(case, number) for number in range(1, repeat + 1) for case in cases]
+    for case, number in rounds:
+        if began is not None:
+            began(case, number)
+        name = case.name if number == 1 else f"{case.name}-{number}"
         record = run_case(
             case,
             notebook=notebooks / f"{case.question}.ipynb",
             testbed=testbed,
-            folder=folder / case.question / case.name,
+            folder=folder / case.question / name,
             timeout_seconds=timeout_seconds,
             show=show,
         )
@@ -302,7 +310,7 @@ def run_cases(
                 after_error()
             except TestbedError as error:
                 text = f"not run: the testbed could not be put in order: {error.text()}"
-                records += [_no_record(rest, {}, text) for rest in cases[len(records) :]]
+                records += [_no_record(rest, {}, text) for rest, _ in rounds[len(records) :]]
                 break
     report = Report(verdict=worst([r.verdict for r in records]), cases=tuple(records))
     write_json(folder / "report.json", report)

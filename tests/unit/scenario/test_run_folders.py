@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from testbed.errors import ClusterError, InputError
@@ -48,6 +49,35 @@ def test_a_testbed_that_stays_out_of_order_ends_the_run_with_a_report(
     assert [each.verdict for each in report.cases] == ["error", "error"]
     assert "API server is away" in report.cases[1].reason
     assert json.loads((tmp_path / "latest/report.json").read_text())["verdict"] == "error"
+
+
+def test_rounds_have_folders_of_their_own_and_the_worst_verdict_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [case] = find_cases(ROOT / "scenarios", ("co_location/a100-example",))
+    folder = run.run_folder(tmp_path)
+    monkeypatch.setattr(run, "check_case", lambda case, notebook: {})
+    verdicts, places, told = iter(["pass", "fail", "pass"]), [], []
+
+    def one(case, *, folder, **_):
+        places.append(folder)
+        return msgspec.structs.replace(run._no_record(case, {}, ""), verdict=next(verdicts))
+
+    monkeypatch.setattr(run, "run_case", one)
+    report = run.run_cases(
+        (case,),
+        notebooks=tmp_path,
+        testbed="x",
+        folder=folder,
+        timeout_seconds=1,
+        show=print,
+        after_error=lambda: None,
+        repeat=3,
+        began=lambda case, number: told.append(number),
+    )
+    assert [each.verdict for each in report.cases] == ["pass", "fail", "pass"]
+    assert report.verdict == "fail"
+    assert len(set(places)) == 3 and told == [1, 2, 3]
 
 
 def test_files_that_are_none_are_named(tmp_path: Path) -> None:
