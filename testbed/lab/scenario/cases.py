@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,23 @@ class Case:
     def folder(self) -> Path:
         """The question's folder."""
         return self.path.parent
+
+
+def scenarios_root() -> Path:
+    """Return the ``scenarios`` folder: of the environment, or above this folder.
+
+    Raises:
+        InputError: there is none.
+    """
+    configured = os.environ.get("VGPU_TESTBED_SCENARIOS")
+    if configured:
+        return Path(configured)
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        if (folder / "scenarios").is_dir():
+            return folder / "scenarios"
+    raise InputError(
+        f"no scenarios folder in {Path.cwd()} or above", hint="run this in a clone of the project"
+    )
 
 
 def find_cases(root: Path, patterns: tuple[str, ...] = ("*",)) -> tuple[Case, ...]:
