@@ -13,9 +13,9 @@ import fcntl
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.errors import CodecError, InputError
@@ -69,6 +69,31 @@ class RegionConstant:
     policy: Policy = Policy.DEFAULT
     priority: int = 1
     oversubscribe: bool = False
+    priority_floor_pct: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeUse:
+    """Compute of one device, as the library counts it; running totals.
+
+    Attributes:
+        launches: Kernels, graphs, large copies and fills.
+        granted_ns: Device time by the library's own reckoning.
+        waited_budget_ns: Launches held back because the share was used up. Waits sum over
+            launches: sixteen threads that wait a second have waited sixteen.
+        waited_queue_ns: Because enough device time was in flight already.
+        waited_priority_ns: Because a pod of higher priority had work.
+    """
+
+    launches: int = 0
+    granted_ns: int = 0
+    waited_budget_ns: int = 0
+    waited_queue_ns: int = 0
+    waited_priority_ns: int = 0
+
+    @property
+    def waited_ns(self) -> int:
+        return self.waited_budget_ns + self.waited_queue_ns + self.waited_priority_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +126,8 @@ class ProcessView:
         owner_pid: In the reader's namespace, as the kernel tells the lock's owner
             (0 where the owner is in no namespace below the reader's).
         uses: One entry a device, in the order of the constant part.
+        compute: Likewise, of this process.
+        last_error: CUresult of the newest launch that failed, 0 = none.
     """
 
     record: int
@@ -108,17 +135,24 @@ class ProcessView:
     owner_pid: int
     started_ns: int
     uses: tuple[DeviceUse, ...]
+    compute: tuple[ComputeUse, ...] = ()
+    last_error: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionView:
-    """A region at one moment."""
+    """A region at one moment; one entry a device.
+
+    Attributes:
+        compute: Totals of all processes, living or dead.
+    """
 
     constant: RegionConstant
     processes: tuple[ProcessView, ...]
     denied: tuple[int, ...]
     state: StateFlag
     used: tuple[DeviceUse, ...] = field(default=())
+    compute: tuple[ComputeUse, ...] = field(default=())
 
 
 def lock_path(region: Path) -> Path:
@@ -157,6 +191,67 @@ def make_region(folder: Path, cache_uuid: str, constant: RegionConstant) -> Path
     return path
 
 
+def set_compute(
+    path: Path,
+    *,
+    sm_limit_pct: Mapping[int, int] | None = None,
+    policy: Policy | None = None,
+    priority: int | None = None,
+    priority_floor_pct: int | None = None,
+) -> RegionConstant:
+    """Change compute limits of a container that runs; what is not named stays.
+
+    Its processes see the change at their next launch, within about a hundredth of a
+    second: they take the constant part when its checksum, which is written last, changes
+    and is right.
+
+    Args:
+        path: The region.
+        sm_limit_pct: By device number; 0 or 100 = none.
+        policy: When the limit is enforced.
+        priority: 0 is high, 1 is low.
+        priority_floor_pct: Share that a low priority keeps beside a high one.
+
+    Raises:
+        CodecError: the region is not valid.
+        InputError: a value does not fit.
+    """
+    before = read_region(path).constant
+    devices = list(before.devices)
+    for number, percent in (sm_limit_pct or {}).items():
+        if not 0 <= number < len(devices):
+            raise InputError("the limit cannot be set", why=f"there is no device {number}")
+        devices[number] = replace(devices[number], sm_limit_pct=percent)
+    after = replace(
+        before,
+        devices=tuple(devices),
+        policy=before.policy if policy is None else policy,
+        priority=before.priority if priority is None else priority,
+        priority_floor_pct=(
+            before.priority_floor_pct if priority_floor_pct is None else priority_floor_pct
+        ),
+    )
+    _check(after)
+    start = layout.Extension.constant.offset
+    content = bytes(_inner(after))
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        # HAMi's copy first, for its tools; the checksum last.
+        for number, device in enumerate(after.devices):
+            offset = layout.HamiRegion.sm_limit.offset + 8 * number
+            os.pwrite(descriptor, struct.pack("<Q", device.sm_limit_pct), offset)
+        os.pwrite(descriptor, struct.pack("<i", after.priority), layout.HamiRegion.priority.offset)
+        os.pwrite(descriptor, content, layout.EXT_OFFSET + start)
+        os.pwrite(
+            descriptor,
+            struct.pack("<Q", checksum(content)),
+            layout.EXT_OFFSET + layout.Extension.checksum.offset,
+        )
+    finally:
+        os.close(descriptor)
+    return after
+
+
 def _check(constant: RegionConstant) -> None:
     if not 0 < len(constant.devices) <= layout.MAX_DEVICES:
         raise InputError(
@@ -181,24 +276,15 @@ def _content(constant: RegionConstant) -> Iterator[tuple[int, bytes]]:
     hami.major, hami.minor = layout.HAMI_MAJOR, layout.HAMI_MINOR
     hami.device_count = count
     hami.priority = constant.priority
+    for i, device in enumerate(constant.devices):
+        hami.uuids[i].value = device.uuid.encode()
+        hami.memory_limit[i] = device.memory_limit_bytes
+        hami.sm_limit[i] = device.sm_limit_pct
     extension = layout.Extension()
     extension.version = layout.EXT_VERSION
     extension.bytes = ctypes.sizeof(layout.Extension)
-    inner = extension.constant
-    inner.device_count = count
-    inner.policy = constant.policy
-    inner.priority = constant.priority
-    inner.oversubscribe = int(constant.oversubscribe)
-    inner.pod_uid = _text(constant.pod_uid, 64)
-    inner.pod_namespace = _text(constant.pod_namespace, 64)
-    inner.pod_name = _text(constant.pod_name, 256)
-    inner.container_name = _text(constant.container_name, 64)
-    for i, device in enumerate(constant.devices):
-        for part in (hami, inner):
-            part.uuids[i].value = device.uuid.encode()
-            part.memory_limit[i] = device.memory_limit_bytes
-            part.sm_limit[i] = device.sm_limit_pct
-    extension.checksum = checksum(bytes(inner))
+    extension.constant = _inner(constant)
+    extension.checksum = checksum(bytes(extension.constant))
     # Only what is not zero: the file stays sparse.
     head = layout.HamiRegion.slots.offset
     yield 0, bytes(hami)[:head]
@@ -207,6 +293,24 @@ def _content(constant: RegionConstant) -> Iterator[tuple[int, bytes]]:
     yield layout.EXT_OFFSET, bytes(extension)[: layout.Extension.records.offset]
     yield 0, struct.pack("<i", layout.HAMI_MAGIC)
     yield layout.EXT_OFFSET, struct.pack("<Q", layout.EXT_MAGIC)
+
+
+def _inner(constant: RegionConstant) -> layout.Constant:
+    inner = layout.Constant()
+    inner.device_count = len(constant.devices)
+    inner.policy = constant.policy
+    inner.priority = constant.priority
+    inner.oversubscribe = int(constant.oversubscribe)
+    inner.priority_floor_pct = constant.priority_floor_pct
+    inner.pod_uid = _text(constant.pod_uid, 64)
+    inner.pod_namespace = _text(constant.pod_namespace, 64)
+    inner.pod_name = _text(constant.pod_name, 256)
+    inner.container_name = _text(constant.container_name, 64)
+    for i, device in enumerate(constant.devices):
+        inner.uuids[i].value = device.uuid.encode()
+        inner.memory_limit[i] = device.memory_limit_bytes
+        inner.sm_limit[i] = device.sm_limit_pct
+    return inner
 
 
 def _text(value: str, size: int) -> bytes:
@@ -291,6 +395,29 @@ def _view(path: Path, data: bytes) -> RegionView:
         denied=tuple(denied[:count]),
         state=StateFlag(flags & (StateFlag.DEGRADED | StateFlag.NO_REGION)),
         used=used,
+        compute=compute_totals(data[offset:], count),
+    )
+
+
+def compute_totals(extension: bytes, devices: int) -> tuple[ComputeUse, ...]:
+    """Return the container's totals, from the extension's first bytes."""
+
+    def column(name: str) -> list[int]:
+        start = getattr(layout.Extension, name).offset
+        return list(layout.PerDevice.from_buffer_copy(extension, start))[:devices]
+
+    waited, queue, priority = map(column, ("waited_ns", "waited_queue_ns", "waited_priority_ns"))
+    return tuple(
+        ComputeUse(
+            launches=launches,
+            granted_ns=granted,
+            waited_budget_ns=max(0, waited[i] - queue[i] - priority[i]),
+            waited_queue_ns=queue[i],
+            waited_priority_ns=priority[i],
+        )
+        for i, (launches, granted) in enumerate(
+            zip(column("launches"), column("granted_ns"), strict=True)
+        )
     )
 
 
@@ -333,6 +460,7 @@ def parse_constant(path: Path, extension: bytes) -> RegionConstant:
             policy=Policy(raw.policy),
             priority=raw.priority,
             oversubscribe=bool(raw.oversubscribe),
+            priority_floor_pct=raw.priority_floor_pct,
         )
     except ValueError as error:  # UnicodeDecodeError is one
         raise _bad(path, str(error)) from error
@@ -360,6 +488,17 @@ def _processes(path: Path, data: bytes, records: int, devices: int) -> Iterator[
                     )
                     for use in record.use[:devices]
                 ),
+                compute=tuple(
+                    ComputeUse(
+                        launches=use.launches,
+                        granted_ns=use.granted_ns,
+                        waited_budget_ns=use.waited_budget_ns,
+                        waited_queue_ns=use.waited_queue_ns,
+                        waited_priority_ns=use.waited_priority_ns,
+                    )
+                    for use in record.use[:devices]
+                ),
+                last_error=record.last_error,
             )
 
 

@@ -6,7 +6,7 @@ Nothing but layout here; a test compares every field with the C compiler's offse
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char, c_int32, c_ubyte, c_uint32, c_uint64
+from ctypes import c_char, c_int32, c_int64, c_ubyte, c_uint32, c_uint64
 
 MAX_DEVICES = 16
 MAX_PROCESSES = 1024
@@ -19,8 +19,10 @@ HAMI_BYTES = 2008952
 
 EXT_OFFSET = 2011136
 EXT_MAGIC = 0x3154584555504756  # "VGPUEXT1", little endian
-EXT_VERSION = 1
+EXT_VERSION = 2
 LOCK_ACCOUNT = 4096
+HISTORY = 256
+HISTORY_TICK_NS = 10_000_000
 
 Uuids = (c_char * UUID_BYTES) * MAX_DEVICES
 PerDevice = c_uint64 * MAX_DEVICES
@@ -87,7 +89,11 @@ class DeviceUse(ctypes.Structure):
         ("context_bytes", c_uint64),
         ("module_bytes", c_uint64),
         ("buffer_bytes", c_uint64),
-        ("spare", c_uint64 * 5),
+        ("launches", c_uint64),
+        ("granted_ns", c_uint64),
+        ("waited_budget_ns", c_uint64),
+        ("waited_queue_ns", c_uint64),
+        ("waited_priority_ns", c_uint64),
     )
 
 
@@ -97,7 +103,10 @@ class ProcessRecord(ctypes.Structure):
         ("pid", c_int32),
         ("flags", c_uint32),
         ("started_ns", c_uint64),
-        ("spare", c_uint64 * 5),
+        ("active_ns", c_uint64),
+        ("active_devices", c_uint32),
+        ("last_error", c_int32),
+        ("spare", c_uint64 * 3),
         ("use", DeviceUse * MAX_DEVICES),
     )
 
@@ -127,7 +136,42 @@ class Constant(ctypes.Structure):
         ("uuids", Uuids),
         ("memory_limit", PerDevice),
         ("sm_limit", PerDevice),
-        ("spare", c_uint64 * 32),
+        ("priority_floor_pct", c_uint32),
+        ("spare32", c_uint32),
+        ("spare", c_uint64 * 31),
+    )
+
+
+class History(ctypes.Structure):
+    _fields_ = (
+        ("tick", c_uint64),
+        ("booked_ns", c_int64 * 2),
+        ("charged_ns", c_int64),
+        ("weak_ns", c_int64),
+    )
+
+
+class Ledger(ctypes.Structure):
+    _fields_ = (
+        ("booked_ns", c_int64 * 2),
+        ("charged_ns", c_int64),
+        ("weak_ns", c_int64),
+        ("tick", c_uint64),
+        ("sample_ns", c_uint64),
+        ("other_ns", c_uint64),
+        ("samples_alone", c_uint64),
+        ("samples_beside", c_uint64),
+        ("contended", c_uint64),
+        ("kappa_ppm", c_uint64 * 2),
+        ("gain_ppm", c_uint64),
+        ("kappa_used_ns", c_int64),
+        ("kappa_booked_ns", c_int64 * 2),
+        ("gain_used_ns", c_int64),
+        ("gain_booked_ns", c_int64),
+        ("residual_ns", c_int64),
+        ("suspense_ns", c_int64),
+        ("spare", c_uint64 * 12),
+        ("history", History * HISTORY),
     )
 
 
@@ -143,9 +187,13 @@ class Extension(ctypes.Structure):
         ("paid_until_ns", PerDevice),
         ("denied", PerDevice),
         ("waited_ns", PerDevice),
-        ("spare", c_uint64 * 64),
+        ("launches", PerDevice),
+        ("granted_ns", PerDevice),
+        ("waited_queue_ns", PerDevice),
+        ("waited_priority_ns", PerDevice),
         ("feedback", Feedback * MAX_DEVICES),
         ("records", ProcessRecord * MAX_PROCESSES),
+        ("ledgers", Ledger * MAX_DEVICES),
     )
 
 

@@ -99,7 +99,7 @@ _Static_assert(sizeof(struct hami_region) == HAMI_REGION_BYTES, "hami region");
 
 #define VGPU_EXT_OFFSET 2011136u /* 491 * 4096 */
 #define VGPU_EXT_MAGIC 0x3154584555504756ull /* "VGPUEXT1", little endian */
-#define VGPU_EXT_VERSION 1u
+#define VGPU_EXT_VERSION 2u
 
 #define VGPU_LOCK_ACCOUNT 4096 /* first byte of the accounting locks */
 
@@ -117,7 +117,12 @@ struct vgpu_device_use {
     uint64_t context_bytes;
     uint64_t module_bytes;
     uint64_t buffer_bytes; /* allocations, rounded as the driver rounds them */
-    uint64_t spare[5];
+    /* Compute, written without a lock, each a running total of this process: */
+    uint64_t launches;           /* kernels, graphs, large copies and fills */
+    uint64_t granted_ns;         /* device time by our own reckoning */
+    uint64_t waited_budget_ns;   /* launches held back because the share was used up */
+    uint64_t waited_queue_ns;    /* because enough device time was in flight already */
+    uint64_t waited_priority_ns; /* because a pod of higher priority had work */
 };
 
 struct vgpu_process_record {
@@ -125,7 +130,10 @@ struct vgpu_process_record {
     int32_t pid;         /* for people only: identity is the record lock */
     uint32_t flags;
     uint64_t started_ns; /* CLOCK_MONOTONIC */
-    uint64_t spare[5];
+    uint64_t active_ns;  /* CLOCK_MONOTONIC of a recent launch, 0 = none yet */
+    uint32_t active_devices; /* bit per device: which ones it launches on */
+    int32_t last_error;      /* CUresult of the newest launch that failed, 0 = none */
+    uint64_t spare[3];
     struct vgpu_device_use use[VGPU_MAX_DEVICES];
 };
 
@@ -144,13 +152,47 @@ struct vgpu_feedback {
     uint64_t spare[3];
 };
 
+/* The compute ledger of one device, shared by all processes of the container. No lock:
+ * every word is atomic by itself, one process at a time takes a new NVML sample (it wins
+ * `sample_ns` by compare-and-swap), and a process that is killed anywhere in between leaves
+ * figures that the next sample puts right. Nanoseconds of device time are signed. */
+#define VGPU_HISTORY 256
+#define VGPU_HISTORY_TICK_NS 10000000u
+struct vgpu_history {
+    uint64_t tick;       /* CLOCK_MONOTONIC / VGPU_HISTORY_TICK_NS that this entry is of */
+    int64_t booked_ns[2]; /* the ledger's totals at the beginning of that tick */
+    int64_t charged_ns;
+    int64_t weak_ns;
+};
+
+struct vgpu_ledger {
+    int64_t booked_ns[2]; /* completed device time as events tell: short, long kernels */
+    int64_t charged_ns;   /* the same as it was charged: after kappa */
+    int64_t weak_ns;      /* the part whose kernels are too short to be measured well */
+    uint64_t tick;        /* newest tick of `history` */
+    uint64_t sample_ns;   /* end of the newest NVML sample that was taken */
+    uint64_t other_ns;    /* end of the newest sample that showed a neighbour */
+    uint64_t samples_alone, samples_beside;
+    uint64_t contended;   /* by NVML: a neighbour within the last second */
+    uint64_t kappa_ppm[2]; /* true device time / ledger, short and long; 1000000 = equal */
+    uint64_t gain_ppm;    /* what NVML tells / true device time */
+    int64_t kappa_used_ns, kappa_booked_ns[2]; /* sums that fade, behind kappa and gain */
+    int64_t gain_used_ns, gain_booked_ns;
+    int64_t residual_ns;  /* owed or to be refunded */
+    int64_t suspense_ns;  /* measured too long; charged if NVML says that we were alone */
+    uint64_t spare[12];
+    struct vgpu_history history[VGPU_HISTORY];
+};
+
 struct vgpu_extension {
     uint64_t magic; /* written last */
     uint32_t version;
     uint32_t bytes;    /* sizeof(struct vgpu_extension) */
     uint64_t checksum; /* FNV-1a 64 over [constant .. constant_end) */
 
-    /* constant: set once by the plugin before the container starts */
+    /* constant: set by the plugin before the container starts. Compute limits are looked at
+     * again when `checksum` changes (written after the part that it covers); memory limits
+     * are those of a process's start. */
     struct vgpu_constant {
         uint32_t device_count;
         uint32_t policy;   /* enum vgpu_policy */
@@ -163,18 +205,26 @@ struct vgpu_extension {
         char uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES];
         uint64_t memory_limit[VGPU_MAX_DEVICES]; /* bytes, 0 = none */
         uint64_t sm_limit[VGPU_MAX_DEVICES];     /* percent, 0 or >= 100 = none */
-        uint64_t spare[32];
+        uint32_t priority_floor_pct; /* share that a low priority keeps beside a high one */
+        uint32_t spare32;
+        uint64_t spare[31];
     } constant;
 
     /* variable */
     uint32_t state_flags;  /* enum vgpu_state_flags, or-ed in */
     uint32_t record_count; /* one more than the highest record ever used */
-    uint64_t paid_until_ns[VGPU_MAX_DEVICES]; /* compute ledger, for the throttle */
+    uint64_t paid_until_ns[VGPU_MAX_DEVICES]; /* CLOCK_MONOTONIC up to which use is paid */
     uint64_t denied[VGPU_MAX_DEVICES];        /* allocations refused by the limit */
-    uint64_t waited_ns[VGPU_MAX_DEVICES];     /* time that launches were held back */
-    uint64_t spare[64];
+    /* Running totals of all processes, living or dead; the waits sum over launches, so
+     * sixteen threads that wait a second have waited sixteen. */
+    uint64_t waited_ns[VGPU_MAX_DEVICES]; /* launches held back, for whatever reason */
+    uint64_t launches[VGPU_MAX_DEVICES];
+    uint64_t granted_ns[VGPU_MAX_DEVICES];         /* device time by the library's reckoning */
+    uint64_t waited_queue_ns[VGPU_MAX_DEVICES];    /* of waited_ns: enough in flight */
+    uint64_t waited_priority_ns[VGPU_MAX_DEVICES]; /* of waited_ns: a higher priority */
     struct vgpu_feedback feedback[VGPU_MAX_DEVICES];
     struct vgpu_process_record records[VGPU_MAX_PROCESSES];
+    struct vgpu_ledger ledgers[VGPU_MAX_DEVICES];
 };
 
 #define VGPU_REGION_BYTES ((size_t)VGPU_EXT_OFFSET + sizeof(struct vgpu_extension))
@@ -183,5 +233,7 @@ _Static_assert(VGPU_EXT_OFFSET >= HAMI_REGION_BYTES && VGPU_EXT_OFFSET % 4096 ==
 _Static_assert(sizeof(struct vgpu_device_use) == 64, "device use");
 _Static_assert(sizeof(struct vgpu_process_record) == 64 + 64 * VGPU_MAX_DEVICES, "record");
 _Static_assert(sizeof(struct vgpu_feedback) == 64, "feedback");
+_Static_assert(offsetof(struct vgpu_ledger, history) == 256, "ledger");
+_Static_assert(sizeof(struct vgpu_history) == 40, "history");
 
 #endif

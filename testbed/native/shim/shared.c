@@ -227,7 +227,15 @@ static void wipe(int i) {
         STORE(entry->use[d].context_bytes, 0);
         STORE(entry->use[d].module_bytes, 0);
         STORE(entry->use[d].buffer_bytes, 0);
+        STORE(entry->use[d].launches, 0);
+        STORE(entry->use[d].granted_ns, 0);
+        STORE(entry->use[d].waited_budget_ns, 0);
+        STORE(entry->use[d].waited_queue_ns, 0);
+        STORE(entry->use[d].waited_priority_ns, 0);
     }
+    STORE(entry->active_ns, 0);
+    entry->active_devices = 0;
+    entry->last_error = 0;
     struct hami_process_slot *slot = &hami->slots[i];
     slot->pid = 0;
     slot->status = 0;

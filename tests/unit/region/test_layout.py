@@ -23,6 +23,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "struct vgpu_process_record": layout.ProcessRecord,
     "struct vgpu_feedback": layout.Feedback,
     "struct vgpu_constant": layout.Constant,
+    "struct vgpu_history": layout.History,
+    "struct vgpu_ledger": layout.Ledger,
     "struct vgpu_extension": layout.Extension,
 }
 NUMBERS = {
@@ -37,6 +39,8 @@ NUMBERS = {
     "VGPU_EXT_MAGIC": layout.EXT_MAGIC,
     "VGPU_EXT_VERSION": layout.EXT_VERSION,
     "VGPU_LOCK_ACCOUNT": layout.LOCK_ACCOUNT,
+    "VGPU_HISTORY": layout.HISTORY,
+    "VGPU_HISTORY_TICK_NS": layout.HISTORY_TICK_NS,
     "VGPU_REGION_BYTES": layout.REGION_BYTES,
 }
 

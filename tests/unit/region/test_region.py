@@ -12,6 +12,7 @@ import pytest
 from testbed.errors import CodecError, InputError
 from testbed.native import region_layout as layout
 from testbed.native.region import (
+    ComputeUse,
     Policy,
     RegionConstant,
     RegionDevice,
@@ -19,6 +20,7 @@ from testbed.native.region import (
     lock_path,
     make_region,
     read_region,
+    set_compute,
 )
 
 GIB = 1 << 30
@@ -240,3 +242,29 @@ def test_a_pipe_as_lock_file_never_blocks_the_reader(region: Path) -> None:
     lock_path(region).unlink()
     os.mkfifo(lock_path(region))
     assert read_region(region).processes == ()
+
+
+def test_compute_limits_of_a_running_container(region: Path) -> None:
+    after = set_compute(region, sm_limit_pct={0: 30, 1: 75}, policy=Policy.DEFAULT, priority=1)
+    assert read_region(region).constant == after
+    assert [device.sm_limit_pct for device in after.devices] == [30, 75]
+    assert after.devices[0].memory_limit_bytes == 30 * GIB
+    hami = layout.HamiRegion.from_buffer_copy(region.read_bytes())
+    assert list(hami.sm_limit)[:2] == [30, 75]
+    assert hami.priority == 1
+    with pytest.raises(InputError):
+        set_compute(region, sm_limit_pct={2: 30})
+    with pytest.raises(InputError):
+        set_compute(region, sm_limit_pct={0: -1})
+    assert read_region(region).constant == after
+
+
+def test_compute_counters_are_read(region: Path) -> None:
+    with region.open("r+b") as file:
+        for name, value in (("launches", 7), ("waited_ns", 50), ("waited_queue_ns", 20)):
+            file.seek(layout.EXT_OFFSET + getattr(layout.Extension, name).offset + 8)
+            file.write(struct.pack("<Q", value))
+    first, second = read_region(region).compute
+    assert first == ComputeUse()
+    assert second == ComputeUse(launches=7, waited_budget_ns=30, waited_queue_ns=20)
+    assert second.waited_ns == 50

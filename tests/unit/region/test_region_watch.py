@@ -92,6 +92,12 @@ def test_counters(region: Path) -> None:
     put(region, base + layout.Extension.state_flags.offset, struct.pack("<I", 0xFFFFFFFF))
     found = watch.counters()
     assert (found.denied, found.waited_ns) == ((3, 4), (5, 6))
+    for number, name in enumerate(
+        ("launches", "granted_ns", "waited_queue_ns", "waited_priority_ns")
+    ):
+        field = getattr(layout.Extension, name)
+        put(region, base + field.offset, struct.pack("<QQ", 100 + number, 200 + number))
+        assert getattr(watch.counters(), name) == (100 + number, 200 + number)
     assert found.state == StateFlag.DEGRADED | StateFlag.NO_REGION, "unknown bits are dropped"
     assert [device.uuid for device in found.constant.devices] == ["GPU-0", "GPU-1"]
 
