@@ -1,0 +1,244 @@
+"""A report as one HTML page that needs nothing beside itself.
+
+No script, no font, no picture from elsewhere; every text from a record is escaped.
+Links lead to artifacts below the run's folder only, relative to the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from urllib.parse import quote
+
+import yaml
+
+from testbed.lab.report import facts
+from testbed.lab.report.chart import Chart
+from testbed.lab.report.svg import panel_svg, series_class
+from testbed.lab.report.table import MARKS, figure
+from testbed.lab.scenario.record import Check, Record, Report, Verdict
+
+_SIGNS = {"pass": "✓", "fail": "✗", "error": "!", "skipped": "–"}
+assert set(_SIGNS) == set(MARKS)
+
+
+def webpage(
+    report: Report,
+    charts: Sequence[Chart | None],
+    links: Sequence[Mapping[str, str]],
+) -> str:
+    """Return the page.
+
+    Args:
+        report: The run.
+        charts: For each case the chart of its trials, None where there is none.
+        links: For each case its artifacts: what each is, and its path relative to
+            the page.
+    """
+    title = f"{report.verdict}: {facts.summary(report)}"
+    body = [_banner(report)]
+    if len(report.cases) > 1:
+        body.append(_overview(report))
+    body += [
+        _case(record, number, chart, linked)
+        for number, (record, chart, linked) in enumerate(
+            zip(report.cases, charts, links, strict=True)
+        )
+    ]
+    style = (files(__package__) / "style.css").read_text()
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        # Whatever a record may hold, the page loads and runs nothing.
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
+        " style-src 'unsafe-inline'\">\n"
+        f"<title>{escape(title)} – vgpu-testbed</title>\n"
+        f"<style>\n{style}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + f"\n<footer>vgpu-testbed, {escape(report.schema)}</footer>\n</body>\n</html>\n"
+    )
+
+
+def _badge(verdict: Verdict, text: str = "") -> str:
+    return f'<span class="badge {verdict}">{_SIGNS[verdict]} {escape(text or verdict)}</span>'
+
+
+def _banner(report: Report) -> str:
+    said = [f"started {facts.moment(report.started)}"] if report.started else []
+    if report.seconds:
+        said.append(f"took {facts.duration(report.seconds)}")
+    stacks = {r.environment.stack for r in report.cases if r.environment.stack}
+    cards = {r.environment.card for r in report.cases if r.environment.card}
+    said += [*sorted(cards), *sorted(stacks)]
+    parts = [
+        f'<header class="banner {report.verdict}">',
+        f"<h1>{_SIGNS[report.verdict]} {report.verdict}: {escape(facts.summary(report))}</h1>",
+    ]
+    if len(report.cases) == 1:
+        [record] = report.cases
+        parts.append(
+            f"<p>{escape(facts.counted(record))}; {escape(facts.control_text(record))}</p>"
+        )
+    if said:
+        parts.append(f'<p class="soft">{escape(" · ".join(said))}</p>')
+    if report.reproduce:
+        parts.append(f"<pre>{escape(report.reproduce)}</pre>")
+    return "".join(parts) + "</header>"
+
+
+def _overview(report: Report) -> str:
+    rows = "".join(
+        "<tr>"
+        + _cell("Verdict", _badge(record.verdict))
+        + _cell("Case", f'<a href="#case-{number}">{escape(record.case)}</a>')
+        + _cell("Checks", escape(facts.counted(record)))
+        + _cell("Control", escape(facts.control_text(record)))
+        + _cell("Time", escape(facts.duration(record.seconds)), "number")
+        + "</tr>"
+        for number, record in enumerate(report.cases)
+    )
+    head = "<th>Verdict</th><th>Case</th><th>Checks</th><th>Control</th><th class=number>Time</th>"
+    return f'<table class="wide"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _case(record: Record, number: int, chart: Chart | None, links: Mapping[str, str]) -> str:
+    parts = [
+        f'<section class="case" id="case-{number}">',
+        f"<header><h2>{escape(record.case)}</h2>{_badge(record.verdict)}</header>",
+    ]
+    if record.title:
+        parts.append(f'<p class="soft">{escape(record.title)}</p>')
+    if record.reason:
+        parts.append(f'<p class="reason">{_lines(record.reason)}</p>')
+    if chart is not None and chart.sides:
+        parts.append(_pictures(chart))
+    if record.checks or record.control is not None:
+        parts.append(_checks(record))
+    parts.append('<div class="columns">')
+    parts.append(_meanings(record))
+    about = [*facts.environment(record)]
+    about += [("started", facts.moment(record.started)), ("took", facts.duration(record.seconds))]
+    parts.append(f"<div><h3>Environment</h3>{_facts(about)}</div>")
+    if record.parameters:
+        text = yaml.safe_dump(
+            record.parameters, sort_keys=False, allow_unicode=True, default_flow_style=None
+        )
+        parts.append(f"<div><h3>Parameters</h3><pre>{escape(text.rstrip())}</pre></div>")
+    if links:
+        shown = " · ".join(
+            f'<a href="{escape(quote(path))}">{escape(what)}</a>' for what, path in links.items()
+        )
+        parts.append(f"<div><h3>Files</h3><p>{shown}</p></div>")
+    parts.append("</div></section>")
+    return "".join(parts)
+
+
+def _pictures(chart: Chart) -> str:
+    legend = "".join(
+        f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><path class="line {series_class(number)}"'
+        f' d="M0 5H26"/></svg>{escape(label)}</li>'
+        for number, label in enumerate(chart.labels())
+    )
+    legend += (
+        '<li><svg viewBox="0 0 26 10" aria-hidden="true"><path class="cap axis" d="M0 5H26"/></svg>'
+        "what it asked for</li>"
+    )
+    figures = []
+    rows = max(len(side.panels) for side in chart.sides)
+    for row in range(rows):
+        for side in chart.sides:
+            if row < len(side.panels):
+                panel = side.panels[row]
+                figures.append(
+                    f"<figure><figcaption>{escape(side.title)}"
+                    f' <span class="soft">– {escape(panel.title)}, {escape(panel.unit)}</span>'
+                    f"</figcaption>{panel_svg(chart, side, panel)}</figure>"
+                )
+    return (
+        f'<h3>Over time</h3><ul class="legend">{legend}</ul>'
+        f'<div class="pictures">{"".join(figures)}</div>'
+    )
+
+
+def _cell(label: str, content: str, kind: str = "") -> str:
+    names = " ".join(filter(None, (kind, "" if content not in ("", "-") else "empty")))
+    return f'<td data-label="{label}"' + (f' class="{names}"' if names else "") + f">{content}</td>"
+
+
+def _figure(label: str, check: Check | None, name: str) -> str:
+    value = None if check is None else getattr(check, name)
+    unit = "" if check is None else check.unit
+    kind = "number words" if isinstance(value, str) and len(value) > 12 else "number"
+    return _cell(label, escape(figure(value, unit)), kind)
+
+
+def _checks(record: Record) -> str:
+    every = facts.lines(record)
+    controlled = any(line.must is not None for line in every)
+    head = ["Verdict", "Check", "Pod", "Asked", "Workload", "Card", "Tolerance"]
+    head += ["Control must", "Control was"] if controlled else []
+    head += ["Source", "Reason"]
+    numbers = {"Asked", "Workload", "Card", "Tolerance"}
+    columns = "".join(
+        f'<th class="number">{each}</th>' if each in numbers else f"<th>{each}</th>"
+        for each in head
+    )
+    rows = "".join(_check(line, controlled=controlled) for line in every)
+    return (
+        f'<h3>Checks</h3><p class="soft">{escape(facts.counted(record))}.'
+        f" Control: {escape(facts.control_text(record))}.</p>"
+        f'<table class="wide"><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _check(line: facts.Line, *, controlled: bool) -> str:
+    shown, check = line.shown, line.check
+    name = f"<code>{escape(shown.name)}</code>"
+    if shown.variant:
+        name += f' <span class="soft">{escape(shown.variant)}</span>'
+    cells = [
+        _cell("Verdict", _badge(check.verdict) if check else ""),
+        _cell("Check", f"<span>{name}</span>"),
+        _cell("Pod", escape(shown.pod or "-")),
+        _figure("Asked", shown, "asked"),
+        _figure("Workload", check, "workload"),
+        _figure("Card", check, "card"),
+        _cell("Tolerance", escape(facts.tolerance(shown)), "number"),
+    ]
+    if controlled:
+        cells.append(_cell("Control must", escape(line.must or "")))
+        cells.append(_cell("Control was", _control(line)))
+    cells.append(_cell("Source", escape(shown.source or "-")))
+    cells.append(_cell("Reason", _lines(check.reason if check else "")))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _control(line: facts.Line) -> str:
+    """Say what the control answered; the colour says whether it is what it must."""
+    if line.control is None:
+        return _badge("error", "not made") if line.must is not None else ""
+    held: Verdict = "skipped" if line.must is None else "pass" if line.control_holds else "error"
+    what = f"{line.control.verdict}, as it must" if held == "pass" else line.control.verdict
+    number = line.control.card if line.control.card is not None else line.control.workload
+    text = "" if number is None else escape(figure(number, line.control.unit))
+    return f'<span>{_badge(held, what)} <span class="soft">{text}</span></span>'
+
+
+def _meanings(record: Record) -> str:
+    used = dict.fromkeys(check.name for check in record.checks)
+    told = [(name, record.meanings[name]) for name in used if name in record.meanings]
+    return f"<div><h3>What is checked</h3>{_facts(told, code=True)}</div>" if told else ""
+
+
+def _facts(pairs: Sequence[tuple[str, str]], *, code: bool = False) -> str:
+    rows = "".join(
+        f"<dt>{f'<code>{escape(label)}</code>' if code else escape(label)}</dt>"
+        f"<dd>{escape(value)}</dd>"
+        for label, value in pairs
+    )
+    return f'<dl class="facts">{rows}</dl>'
+
+
+def _lines(text: str) -> str:
+    return "<br>".join(escape(line) for line in text.splitlines())
