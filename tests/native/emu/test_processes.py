@@ -5,13 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from emu_harness import TIMEOUT_S, Emulation, Worker, children_of
+from emu_harness import Emulation, Worker, children_of
 
 from testbed.native import card
 
@@ -210,42 +208,6 @@ def test_decided_under_the_lock(emulation: Emulation, pair: tuple[Worker, Worker
         fcntl.lockf(file, fcntl.LOCK_UN, 1, card.LOCK_MEMORY)
     assert first.receive() > 0
     assert second.receive() in (2 * CONTEXT, 2 * CONTEXT + GIB)
-
-
-@pytest.fixture(scope="module")
-def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    here = Path(__file__).parent
-    program = tmp_path_factory.mktemp("race") / "race"
-    include = here.parents[2] / "testbed/native/include"
-    subprocess.run(
-        ["cc", "-O1", f"-I{include}", str(here / "race.c"), "-ldl", "-o", str(program)],
-        check=True,
-        timeout=60,
-    )
-    return program
-
-
-@pytest.mark.parametrize("own_namespace", [False, True])
-def test_never_both(emulation: Emulation, race: Path, own_namespace: bool) -> None:
-    """Two at the same instant, thousands of times: together never above the card."""
-    command = emulation.command(
-        str(race), str(emulation.card() / "state"), "3000", own_namespace=own_namespace
-    )
-    racers = [
-        subprocess.Popen(
-            command, env=emulation.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for _ in range(2)
-    ]
-    try:
-        outputs = [racer.communicate(timeout=TIMEOUT_S) for racer in racers]
-    finally:
-        for racer in racers:
-            racer.kill()
-    assert [racer.returncode for racer in racers] == [0, 0], outputs
-    successes, violations = zip(*(map(int, out.split()) for out, _ in outputs), strict=True)
-    assert sum(successes) > 300
-    assert violations == (0, 0)
 
 
 def test_nvml_names_the_processes(emulation: Emulation) -> None:
