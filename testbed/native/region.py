@@ -128,6 +128,7 @@ class ProcessView:
         uses: One entry a device, in the order of the constant part.
         compute: Likewise, of this process.
         last_error: CUresult of the newest launch that failed, 0 = none.
+        active_ns: CLOCK_MONOTONIC of a recent launch, 0 before the first.
     """
 
     record: int
@@ -137,6 +138,7 @@ class ProcessView:
     uses: tuple[DeviceUse, ...]
     compute: tuple[ComputeUse, ...] = ()
     last_error: int = 0
+    active_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,6 +482,7 @@ def _processes(path: Path, data: bytes, records: int, devices: int) -> Iterator[
                 pid=record.pid,
                 owner_pid=owner,
                 started_ns=record.started_ns,
+                active_ns=record.active_ns,
                 uses=tuple(
                     DeviceUse(
                         context_bytes=use.context_bytes,

@@ -52,13 +52,22 @@ class Counters:
 
     Attributes:
         denied: Allocations that the limit refused.
-        waited_ns: Time for which launches were held back.
+        launches: Kernels, graphs, large copies and fills.
+        granted_ns: Device time by the library's own reckoning.
+        waited_ns: Time for which launches were held back, summed over launches: two
+            threads that wait a second have waited two.
+        waited_queue_ns: Of it, since enough device time was in flight already.
+        waited_priority_ns: Of it, since a pod of higher priority had work.
     """
 
     constant: RegionConstant
     state: StateFlag
     denied: tuple[int, ...]
+    launches: tuple[int, ...]
+    granted_ns: tuple[int, ...]
     waited_ns: tuple[int, ...]
+    waited_queue_ns: tuple[int, ...]
+    waited_priority_ns: tuple[int, ...]
 
 
 class RegionWatch:
@@ -80,13 +89,19 @@ class RegionWatch:
         constant = self._validated(head)
         count = len(constant.devices)
         flags = struct.unpack_from("<I", head, layout.Extension.state_flags.offset)[0]
-        denied = layout.PerDevice.from_buffer_copy(head, layout.Extension.denied.offset)
-        waited = layout.PerDevice.from_buffer_copy(head, layout.Extension.waited_ns.offset)
+
+        def each(offset: int) -> tuple[int, ...]:
+            return tuple(layout.PerDevice.from_buffer_copy(head, offset)[:count])
+
         return Counters(
             constant=constant,
             state=StateFlag(flags & (StateFlag.DEGRADED | StateFlag.NO_REGION)),
-            denied=tuple(denied[:count]),
-            waited_ns=tuple(waited[:count]),
+            denied=each(layout.Extension.denied.offset),
+            launches=each(layout.Extension.launches.offset),
+            granted_ns=each(layout.Extension.granted_ns.offset),
+            waited_ns=each(layout.Extension.waited_ns.offset),
+            waited_queue_ns=each(layout.Extension.waited_queue_ns.offset),
+            waited_priority_ns=each(layout.Extension.waited_priority_ns.offset),
         )
 
     def feed(self, device: int, given: Feedback) -> None:
