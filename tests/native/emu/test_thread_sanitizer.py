@@ -54,8 +54,8 @@ def test_threads_of_a_process(emulation: Emulation, program: Path, tmp_path: Pat
 
 def test_it_would_tell(emulation: Emulation, program: Path, tmp_path: Path) -> None:
     """Control: a driver without its lock."""
-    unlocked = ("    pthread_mutex_lock(&lock);", "")
-    driver = variant.build(tmp_path / "broken", replace={"init.c": [unlocked]}, flags=FLAGS)
+    unlocked = [("    pthread_mutex_lock(&lock);", ""), ("    pthread_mutex_unlock(&lock);", "")]
+    driver = variant.build(tmp_path / "broken", replace={"init.c": unlocked}, flags=FLAGS)
     done = run(emulation, program, driver)
     assert done.returncode == 66
     assert "ThreadSanitizer: data race" in done.stderr
