@@ -12,6 +12,7 @@ import yaml
 from testbed import __version__
 from testbed.cli.kubectl import CONTEXT, kubectl
 from testbed.cli.output import Format, emit, errors_as_exit_codes
+from testbed.cli.report import report
 from testbed.cli.run import run
 from testbed.lab import binaries, images
 from testbed.lab.cluster.protocol import ClusterStatus
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(name="run")(run)
+app.command(name="report")(report)
 app.command(name="kubectl", context_settings=CONTEXT)(kubectl)
 
 Name = Annotated[str, typer.Option("--name", help="Name of the testbed.")]

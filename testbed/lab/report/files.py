@@ -25,8 +25,15 @@ FILES = {"json": REPORT, "html": "report.html", "junit": "report.xml", "markdown
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-def render(report: Report, form: str, folder: Path) -> str:
-    """Return a report in one form of ``FILES``, its charts and files sought in ``folder``."""
+def render(report: Report, form: str, folder: Path, *, base: Path | None = None) -> str:
+    """Return a report in one form of ``FILES``.
+
+    Args:
+        report: The run.
+        form: A key of ``FILES``.
+        folder: The run's folder, where its charts and files are sought.
+        base: Where the page will lie, for its links; the run's folder by default.
+    """
     if form == "json":
         return encoded(report).decode()
     if form == "junit":
@@ -36,7 +43,7 @@ def render(report: Report, form: str, folder: Path) -> str:
     places = [case_folder(record, folder) for record in report.cases]
     charts = [None if place is None else read_chart(place / CHART) for place in places]
     links = [
-        artifact_links(record, folder, place)
+        artifact_links(record, base or folder, place)
         for record, place in zip(report.cases, places, strict=True)
     ]
     return webpage(report, charts, links)
@@ -129,15 +136,15 @@ def _is_of(path: Path, record: Record) -> bool:
     return (found.case, found.started) == (record.case, record.started)
 
 
-def artifact_links(record: Record, folder: Path, place: Path | None) -> dict[str, str]:
-    """Return those artifacts that exist below the run's folder, relative to it."""
+def artifact_links(record: Record, base: Path, place: Path | None) -> dict[str, str]:
+    """Return those artifacts that exist in the case's folder, relative to ``base``."""
     if place is None:
         return {}
     found: dict[str, str] = {}
     for what, text in record.artifacts.items():
         path = place / Path(text).name
-        if Path(text).name and path.exists() and path.is_relative_to(folder):
-            found[what] = path.relative_to(folder).as_posix()
+        if Path(text).name and path.exists():
+            found[what] = Path(os.path.relpath(path, base)).as_posix()
     return found
 
 

@@ -30,6 +30,7 @@ def draw(chart: Chart) -> Any:
         for row, panel in enumerate(side.panels):
             _draw_panel(axes[row][column], panel, side, colours, named=row == 0)
             # One scale in a row, so that what passes its cap is seen to.
+            axes[row][column].set_xlim(0, max([each.seconds for each in chart.sides] + [1.0]))
             axes[row][column].set_ylim(0, (chart.top(panel.quantity) or 1) * HEADROOM)
         axes[len(side.panels) - 1][column].set_xlabel("seconds since the pods were created")
     for row, panel in enumerate(chart.sides[0].panels if chart.sides else ()):
@@ -62,11 +63,11 @@ def _draw_panel(
         colour = colours.get(cap.label, "#444444")
         axis.plot([begin, end], [cap.value] * 2, color=colour, linestyle="--", linewidth=1)
         axis.annotate(
-            f"{cap.label}: {cap.value:g} {panel.unit}",
-            (end, cap.value),
-            xytext=(-2, 1),
+            f"{cap.label}: asked {cap.value:g} {panel.unit}",
+            (begin, cap.value),  # where no pod holds anything yet
+            xytext=(3, 1),
             textcoords="offset points",
-            ha="right",
+            ha="left",
             va="bottom",
             fontsize=7,
             color=colour,
@@ -87,6 +88,5 @@ def _draw_panel(
             )
     for before, after in pairwise(side.phases):
         axis.axvline((before.end + after.begin) / 2, color="#000000", alpha=0.12, linewidth=0.6)
-    axis.set_xlim(0, max(side.seconds, 1))
     axis.grid(alpha=0.2, axis="y")
     axis.spines[["top", "right"]].set_visible(False)

@@ -16,8 +16,8 @@ WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 30, 36
 #: Colours of the style sheet; further series begin again with another dash.
 COLOURS = 6
-#: Width of a letter of the pictures' 11 px type, a little on the safe side.
-_LETTER = 6.0
+#: Width of a letter of the pictures' type, which is 13 px on a narrow page.
+_LETTER = 7.2
 _LINE = 14.0
 
 
@@ -149,7 +149,8 @@ def _caps(
         at = min([y - 4, *(other - _LINE for other in taken if abs(other - (y - 4)) < _LINE)])
         taken.append(at)
         parts.append(
-            f'<text class="label {colour}" x="{place.x(end) - 3}" y="{at:.1f}" text-anchor="end">'
+            # At the beginning, where no pod holds anything yet.
+            f'<text class="label {colour}" x="{place.x(begin) + 4}" y="{at:.1f}">'
             f"{escape(cap.label)}: asked {cap.value:g} {escape(unit)}</text>"
         )
     return parts

@@ -90,10 +90,10 @@ def _banner(report: Report) -> str:
 def _overview(report: Report) -> str:
     rows = "".join(
         "<tr>"
-        + _cell("Verdict", _badge(record.verdict))
-        + _cell("Case", f'<a href="#case-{number}">{escape(record.case)}</a>')
+        + _cell("Verdict", _badge(record.verdict), "verdict")
+        + _cell("Case", f'<a href="#case-{number}">{escape(record.case)}</a>', "name")
         + _cell("Checks", escape(facts.counted(record)))
-        + _cell("Control", escape(facts.control_text(record)))
+        + _cell("Control", escape(facts.control_text(record)), "broad")
         + _cell("Time", escape(facts.duration(record.seconds)), "number")
         + "</tr>"
         for number, record in enumerate(report.cases)
@@ -177,14 +177,15 @@ def _checks(record: Record) -> str:
     every = facts.lines(record)
     controlled = any(line.must is not None for line in every)
     head = ["Verdict", "Check", "Pod", "Asked", "Workload", "Card", "Tolerance"]
-    head += ["Control must", "Control was"] if controlled else []
-    head += ["Source", "Reason"]
+    head += ["Control"] if controlled else []
+    reasons = any(line.check and line.check.reason for line in every)
+    head += ["Source", "Reason"] if reasons else ["Source"]
     numbers = {"Asked", "Workload", "Card", "Tolerance"}
     columns = "".join(
         f'<th class="number">{each}</th>' if each in numbers else f"<th>{each}</th>"
         for each in head
     )
-    rows = "".join(_check(line, controlled=controlled) for line in every)
+    rows = "".join(_check(line, controlled=controlled, reasons=reasons) for line in every)
     return (
         f'<h3>Checks</h3><p class="soft">{escape(facts.counted(record))}.'
         f" Control: {escape(facts.control_text(record))}.</p>"
@@ -192,37 +193,41 @@ def _checks(record: Record) -> str:
     )
 
 
-def _check(line: facts.Line, *, controlled: bool) -> str:
+def _check(line: facts.Line, *, controlled: bool, reasons: bool) -> str:
     shown, check = line.shown, line.check
     name = f"<code>{escape(shown.name)}</code>"
     if shown.variant:
-        name += f' <span class="soft">{escape(shown.variant)}</span>'
+        name += f'<br><span class="soft">{escape(shown.variant)}</span>'
     cells = [
-        _cell("Verdict", _badge(check.verdict) if check else ""),
-        _cell("Check", f"<span>{name}</span>"),
-        _cell("Pod", escape(shown.pod or "-")),
+        _cell("Verdict", _badge(check.verdict) if check else "", "verdict"),
+        _cell("Check", f"<span>{name}</span>", "name"),
+        _cell("Pod", escape(shown.pod or "-"), "pod"),
         _figure("Asked", shown, "asked"),
         _figure("Workload", check, "workload"),
         _figure("Card", check, "card"),
         _cell("Tolerance", escape(facts.tolerance(shown)), "number"),
     ]
     if controlled:
-        cells.append(_cell("Control must", escape(line.must or "")))
-        cells.append(_cell("Control was", _control(line)))
-    cells.append(_cell("Source", escape(shown.source or "-")))
-    cells.append(_cell("Reason", _lines(check.reason if check else "")))
+        cells.append(_cell("Control", _control(line), "broad"))
+    cells.append(_cell("Source", escape(shown.source or "-"), "text soft broad"))
+    if reasons:
+        cells.append(_cell("Reason", _lines(check.reason if check else ""), "text broad"))
     return f"<tr>{''.join(cells)}</tr>"
 
 
 def _control(line: facts.Line) -> str:
-    """Say what the control answered; the colour says whether it is what it must."""
+    """Say what the control answered and what it must; the colour says whether it did."""
     if line.control is None:
-        return _badge("error", "not made") if line.must is not None else ""
-    held: Verdict = "skipped" if line.must is None else "pass" if line.control_holds else "error"
-    what = f"{line.control.verdict}, as it must" if held == "pass" else line.control.verdict
+        return "" if line.must is None else _badge("error", f"not made, must {line.must}")
+    if line.must is None:
+        badge = _badge("skipped", line.control.verdict)
+    elif line.control_holds:
+        badge = _badge("pass", f"{line.control.verdict}, as it must")
+    else:
+        badge = _badge("error", f"{line.control.verdict}, must {line.must}")
     number = line.control.card if line.control.card is not None else line.control.workload
     text = "" if number is None else escape(figure(number, line.control.unit))
-    return f'<span>{_badge(held, what)} <span class="soft">{text}</span></span>'
+    return f'<span>{badge} <span class="soft">{text}</span></span>'
 
 
 def _meanings(record: Record) -> str:
