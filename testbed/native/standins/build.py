@@ -16,7 +16,7 @@ from testbed.native.standins.generate import Plan, Source, plan
 _HEADERS = Path(__file__).parent
 _FLAGS = (
     "-std=gnu11",
-    "-O1",
+    "-O2",
     "-fPIC",
     "-shared",
     "-fvisibility=hidden",
@@ -30,7 +30,7 @@ _COMPILE_S = 60.0
 
 def sources() -> list[Path]:
     """Return the files that decide what a stand-in is, for the key of a cache."""
-    return sorted(p for p in _HEADERS.iterdir() if p.suffix in (".py", ".h"))
+    return sorted(p for p in _HEADERS.iterdir() if p.suffix in (".py", ".h", ".c"))
 
 
 def build(
@@ -113,6 +113,9 @@ def _compile(program: str, source: Source, scratch: Path, folder: Path) -> None:
         "-o",
         str(target),
         str(c),
+        *(str(_HEADERS / name) for name in source.written),
+        "-lpthread",  # in the C library itself since glibc 2.34
+        "-ldl",
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)

@@ -1,7 +1,8 @@
 """The libraries that torch links beside the CUDA runtime, and how each says "no".
 
-Numbers are those of each library's published interface. A function that does not
-return a status (a version, a text, a pointer) has its own few lines of C here.
+Some have a written part (``Family.written``) that does what torch's models need; every
+other function says no. Numbers are those of each library's published interface. A function
+that does not return a status (a version, a text, a pointer) has its own few lines of C here.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Family:
     status: int
     #: Function -> C, for those that do not. ``{…}`` are names of ``numbers``.
     special: Mapping[str, str] = field(default_factory=dict)
+    #: C beside this file with functions that work on emulated cards.
+    written: tuple[str, ...] = ()
 
 
 def numbers(versions: Versions) -> dict[str, int]:
@@ -90,6 +93,8 @@ def _void(function: str) -> str:
     return f"void {function}(void) {{{{ SAY({function}); }}}}"
 
 
+_WORK = ("cost.c", "work.c")
+
 FAMILIES: tuple[Family, ...] = (
     Family(
         soname="libcublasLt.so",
@@ -102,8 +107,15 @@ FAMILIES: tuple[Family, ...] = (
                 "size_t cublasLtGetCudartVersion(void) {{ return {cudart}; }}"
             ),
         },
+        written=("cublaslt.c", *_WORK),
     ),
-    Family(soname="libcublas.so", title="cuBLAS", prefix="cublas", status=15),
+    Family(
+        soname="libcublas.so",
+        title="cuBLAS",
+        prefix="cublas",
+        status=15,
+        written=("cublas.c", *_WORK),
+    ),
     Family(
         soname="libcudnn.so",
         title="cuDNN",
@@ -112,11 +124,6 @@ FAMILIES: tuple[Family, ...] = (
         special={
             "cudnnGetVersion": "size_t cudnnGetVersion(void) {{ return {cudnn}; }}",
             "cudnnGetCudartVersion": "size_t cudnnGetCudartVersion(void) {{ return {cudart}; }}",
-            "cudnnGetErrorString": _text("cudnnGetErrorString"),
-            "cudnnGetLastErrorString": (
-                "void cudnnGetLastErrorString(char *text, size_t bytes) "
-                '{{ if (text && bytes) snprintf(text, bytes, "%s", NOT_EMULATED); }}'
-            ),
             # libraryPropertyType: 0 major, 1 minor, 2 patch
             "cudnnGetProperty": (
                 "int cudnnGetProperty(int type, int *value) "
@@ -125,6 +132,7 @@ FAMILIES: tuple[Family, ...] = (
                 "*value = of[type]; return 0; }}"
             ),
         },
+        written=("cudnn.c", "cudnn_backend.c", "cudnn_cost.c", *_WORK),
     ),
     Family(
         soname="libcusparseLt.so",

@@ -24,6 +24,8 @@ class Source:
     version_script: str
     #: Number of functions.
     size: int
+    #: C beside this file that belongs to it.
+    written: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,7 @@ def _source(
         c="\n".join(lines) + "\n",
         version_script=_version_script(functions),
         size=len(functions),
+        written=family.written,
     )
 
 
