@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-from typing import Annotated
 
 import typer
 
+from testbed.cli.options import DEFAULT_NAME, Name
 from testbed.cli.output import errors_as_exit_codes
-from testbed.errors import MissingTool
-from testbed.lab import binaries
-from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name
 
 #: For ``app.command``: whatever follows our own options is kubectl's.
 CONTEXT = {
@@ -22,20 +18,10 @@ CONTEXT = {
 }
 
 
-def kubectl(
-    context: typer.Context,
-    name: Annotated[str, typer.Option("--name", help="Name of the testbed.")] = DEFAULT_NAME,
-) -> None:
+def kubectl(context: typer.Context, name: Name = DEFAULT_NAME) -> None:
     """Run kubectl on the testbed's cluster: testbed kubectl [--name NAME] get pods -A."""
     with errors_as_exit_codes():
-        kubeconfig = Testbed(checked_name(name)).cluster.kubeconfig()
-        program = binaries.find("kubectl") or shutil.which("kubectl")
-        if program is None:
-            raise MissingTool("there is no kubectl", hint="testbed prepare")
-        environ = {
-            **os.environ,
-            "KUBECONFIG": str(kubeconfig),
-            # It goes with the testbed, where ~/.kube would keep it.
-            "KUBECACHEDIR": str(kubeconfig.parent / "kubectl"),
-        }
+        from testbed.lab.testbed import Testbed, checked_name
+
+        program, environ = Testbed(checked_name(name)).kubectl()
         os.execve(program, ["kubectl", *context.args], environ)

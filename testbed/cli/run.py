@@ -4,33 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed.cli.options import (
+    CARDS_HELP,
+    DEFAULT_NAME,
+    Json,
+    Name,
+    Nodes,
+    Output,
+    Provider,
+    complete_cards,
+    complete_case,
+    format_of,
+)
 from testbed.cli.output import Format, errors_as_exit_codes
-from testbed.errors import TestbedError
-from testbed.lab.notebook import scenarios_root
-from testbed.lab.progress import ConsoleProgress
-from testbed.lab.report.table import MARKS, record_text, report_text
-from testbed.lab.scenario.cases import find_cases
-from testbed.lab.scenario.leftovers import tidy
-from testbed.lab.scenario.record import EXIT_CODES, Report
-from testbed.lab.scenario.run import check_case, run_cases, run_folder
-from testbed.lab.testbed import DEFAULT_NAME, Testbed, checked_name, cluster_spec
 
-DEFAULT_CARDS = "a100-80gb:1"
+if TYPE_CHECKING:
+    from testbed.lab.cluster.protocol import ClusterSpec
+    from testbed.lab.progress import ConsoleProgress
+    from testbed.lab.scenario.cases import Case
+    from testbed.lab.scenario.record import Report
+    from testbed.lab.testbed import Testbed
 
 
 def run(
     patterns: Annotated[
-        list[str] | None, typer.Argument(help="question/case, a glob, or a parameter file.")
+        list[str] | None,
+        typer.Argument(
+            help="question/case, a glob such as 'co_location/*', a question, or a parameter file; "
+            "all cases by default.",
+            autocompletion=complete_case,
+        ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the testbed.")] = DEFAULT_NAME,
+    name: Name = DEFAULT_NAME,
+    provider: Provider = "process",
     cards: Annotated[
-        str, typer.Option("--cards", help=f"Cards of the testbed, {DEFAULT_CARDS} by default.")
+        str,
+        typer.Option(
+            "--cards",
+            help=CARDS_HELP + " By default as many a100-80gb as the cases need.",
+            autocompletion=complete_cards,
+        ),
     ] = "",
+    nodes: Nodes = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, help="Run all of them so often; one verdict.")
+    ] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the testbed up afterwards.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", min=10, help="Seconds for each case.")
@@ -38,35 +62,46 @@ def run(
     runs: Annotated[
         Path | None, typer.Option("--runs", help="Where results go; ./runs by default.")
     ] = None,
-    output: Annotated[Format, typer.Option("-o", "--output", help="table or json.")] = Format.table,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    output: Output = Format.table,
+    as_json: Json = False,
 ) -> None:
     """Run cases on a testbed, brought up and taken down again unless it is up already.
 
     Exit status: 0 everything held, 1 a check failed, 2 the infrastructure failed.
     """
-    chosen = Format.json if as_json else output
+    chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
+        from testbed.errors import TestbedError
+        from testbed.lab.listing import cards_needed
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.scenario.cases import find_cases, scenarios_root
+        from testbed.lab.scenario.leftovers import tidy
+        from testbed.lab.scenario.record import EXIT_CODES
+        from testbed.lab.scenario.run import check_case, run_cases, run_folder
+        from testbed.lab.testbed import Testbed, checked_name, cluster_spec
+
         root = scenarios_root()
         cases = find_cases(root, tuple(patterns or ("*",)))
         notebooks = root.parent / "notebooks"
         for case in cases:
             check_case(case, notebooks / f"{case.question}.ipynb")
-        testbed = Testbed(checked_name(name))
-        spec = cluster_spec(cards or DEFAULT_CARDS)
+        testbed = Testbed(checked_name(name), provider)
+        needed = cards_needed(cases)
+        # Without a wish: what was there before, else what the cases need.
+        wish = cluster_spec(cards or f"a100-80gb:{needed}", nodes) if cards or nodes else None
+        default = cluster_spec(f"a100-80gb:{needed}")
         target = (runs or root.parent / "runs").absolute()
         progress = ConsoleProgress()
         evidence: Path | None = None
-        with testbed.use("run", progress, wait_s=timeout) as use:
+        with testbed.use("run", progress, wait_s=timeout * repeat * len(cases)) as use:
             folder = run_folder(target)
             before = testbed.cluster.status().state
             # One that a killed run would have taken down goes with this run.
             stays = keep or (before != "absent" and not use.inherited)
             use.note(temporary=not stays)
             try:
-                if cards and before == "up":
-                    testbed.up(spec, progress)  # refuses other cards than it has
-                testbed.ensure(spec, progress)
+                _ready(testbed, before, wish, default, progress)
+                _check_cards(testbed, cases, needed)
                 report = run_cases(
                     cases,
                     notebooks=notebooks,
@@ -75,6 +110,8 @@ def run(
                     timeout_seconds=timeout,
                     show=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
                     after_error=lambda: tidy(testbed.kube, progress),
+                    repeat=repeat,
+                    began=_announce(len(cases), repeat),
                 )
                 if report.verdict == "error":
                     evidence = testbed.bundle(folder / "bundle")
@@ -97,8 +134,58 @@ def run(
         raise typer.Exit(EXIT_CODES[report.verdict])
 
 
+def _ready(
+    testbed: Testbed,
+    before: str,
+    wish: ClusterSpec | None,
+    default: ClusterSpec,
+    progress: ConsoleProgress,
+) -> None:
+    """Have the testbed up, with this tree's stack."""
+    if wish is not None and before == "up":
+        testbed.up(wish, progress)  # refuses other cards than it has
+    testbed.ensure(wish or (default if before == "absent" else None), progress)
+    for note in testbed.cluster.status().notes:
+        print(f"note: {note}", file=sys.stderr, flush=True)
+
+
+def _check_cards(testbed: Testbed, cases: tuple[Case, ...], needed: int) -> None:
+    """Refuse a testbed on which a pod would wait for ever.
+
+    Raises:
+        InputError: no node has as many cards as a case needs.
+    """
+    from testbed.errors import InputError
+    from testbed.lab.listing import listed
+
+    most = max((len(node.cards) for node in testbed.cluster.status().nodes), default=0)
+    if most and most < needed:
+        short = [str(case) for case in cases if listed(case).cards > most]
+        raise InputError(
+            f"{', '.join(short)} needs {needed} cards on a node",
+            why=f"no node of testbed {testbed.name!r} has more than {most}",
+            hint=f"use another --name with --cards a100-80gb:{needed}, or other cases",
+        )
+
+
+def _announce(cases: int, repeat: int) -> Callable[[Case, int], None]:
+    """Return what names each case before it runs, where there are several."""
+    total, count = cases * repeat, 0
+
+    def began(case: Case, number: int) -> None:
+        nonlocal count
+        count += 1
+        if total > 1:
+            again = f", round {number} of {repeat}" if repeat > 1 else ""
+            print(f"— {case} ({count} of {total}{again})", file=sys.stderr, flush=True)
+
+    return began
+
+
 def show(report: Report, folder: Path, output: Format) -> None:
     """Print a report: tables and paths, or the document itself."""
+    from testbed.lab.report.table import MARKS, record_text, report_text
+
     if output is Format.json:
         print((folder / "report.json").read_text(), end="")
         return

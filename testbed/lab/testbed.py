@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import msgspec
 
 from testbed import __version__
 from testbed.card.spec import parse_nodes
-from testbed.errors import ClusterError, InputError, TestbedError
+from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
 from testbed.lab.cluster.process import layout
@@ -70,6 +72,24 @@ class Testbed:
         if self._kube is None:
             self._kube = Kube(self.cluster.kubeconfig(), kubectl=binaries.find("kubectl"))
         return self._kube
+
+    def kubectl(self) -> tuple[Path, dict[str, str]]:
+        """Return kubectl and the environment in which it talks to this testbed.
+
+        Raises:
+            ClusterError: the cluster is absent.
+            MissingTool: there is no kubectl.
+        """
+        kubeconfig = self.cluster.kubeconfig()
+        program = binaries.find("kubectl") or shutil.which("kubectl")
+        if program is None:
+            raise MissingTool("there is no kubectl", hint="testbed prepare")
+        return Path(program), {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            # It goes with the testbed, where ~/.kube would keep it.
+            "KUBECACHEDIR": str(kubeconfig.parent / "kubectl"),
+        }
 
     @contextlib.contextmanager
     def use(

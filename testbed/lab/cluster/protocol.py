@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -146,6 +146,17 @@ class Cluster(Protocol):
     @property
     def driver_root(self) -> str:
         """The manifest value ``driverRoot`` for this cluster's nodes."""
+        ...
+
+    def log_files(self) -> Mapping[str, Path]:
+        """Return the logs of the cluster's own processes, by name; empty where there are none."""
+        ...
+
+    def node_root(self, node: str) -> Path | None:
+        """Return where a node's files are seen from here, None where they are not.
+
+        Who reads there follows no links: pods can write below it.
+        """
         ...
 
     def collect_logs(self, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -10,15 +11,11 @@ from typer.testing import CliRunner
 
 from testbed.cli import kubectl as command
 from testbed.cli.main import app
+from testbed.lab import testbed
 
 
-class Fake:
-    def __init__(self, name: str) -> None:
-        self.cluster = self
-        self.name = name
-
-    def kubeconfig(self) -> Path:
-        return Path("/state", self.name, "kubeconfig")
+def cluster(name: str) -> SimpleNamespace:
+    return SimpleNamespace(kubeconfig=lambda: Path("/state", name, "kubeconfig"))
 
 
 @pytest.mark.parametrize(
@@ -39,8 +36,8 @@ def test_arguments_reach_kubectl(
         seen.append((str(program), argv, environ["KUBECONFIG"]))
         raise typer.Exit(0)
 
-    monkeypatch.setattr(command, "Testbed", Fake)
-    monkeypatch.setattr(command.binaries, "find", lambda program: Path("/cache", program))
+    monkeypatch.setattr(testbed, "cluster_provider", lambda kind, name: cluster(name))
+    monkeypatch.setattr(testbed.binaries, "find", lambda program: Path("/cache", program))
     monkeypatch.setattr(command.os, "execve", execute)
     assert CliRunner().invoke(app, ["kubectl", *arguments]).exit_code == 0
     assert seen == [("/cache/kubectl", ["kubectl", *passed], f"/state/{name}/kubeconfig")]

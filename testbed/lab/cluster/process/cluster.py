@@ -145,6 +145,14 @@ class ProcessCluster:
             )
         return self._folders.kubeconfig
 
+    def log_files(self) -> dict[str, Path]:
+        return {path.stem: path for path in sorted(self._folders.logs.glob("*.log"))}
+
+    def node_root(self, node: str) -> Path | None:
+        record = Record.read(self._folders.record)
+        found = self._inits(record, node) if record else []
+        return Path("/proc", str(found[0].pid), "root") if found else None
+
     def collect_logs(self, folder: Path) -> None:
         for source, name in ((self._folders.logs, ""), (self._folders.status, "status")):
             if source.exists():

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from testbed.lab.redact import redact
+
 _LIMIT = 8 << 20
-#: Tokens (three parts of base64 with a JSON head) and private keys.
-_SECRET = re.compile(
-    rb"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
-    rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----"
-    rb"|(?<=(?i:bearer ))[\w.~+/-]{16,}=*",
-    re.DOTALL,
-)
 
 
 def collect(source: Path, target: Path) -> None:
@@ -28,8 +22,3 @@ def collect(source: Path, target: Path) -> None:
                 place.write_bytes(redact(file.read()))
         except OSError as error:  # a log that went in between is no reason to lose the others
             place.write_text(f"could not be copied: {error}\n")
-
-
-def redact(text: bytes) -> bytes:
-    """Return a log without tokens and keys."""
-    return _SECRET.sub(b"[redacted]", text)

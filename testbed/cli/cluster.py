@@ -1,0 +1,125 @@
+"""``testbed up``, ``down``, ``status``, ``kubeconfig``: the cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed.cli.options import (
+    CARDS_HELP,
+    DEFAULT_CARDS,
+    DEFAULT_NAME,
+    Json,
+    Name,
+    Nodes,
+    Output,
+    Provider,
+    complete_cards,
+    format_of,
+)
+from testbed.cli.output import Format, emit, errors_as_exit_codes
+
+if TYPE_CHECKING:
+    from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
+
+
+def up(
+    name: Name = DEFAULT_NAME,
+    cards: Annotated[
+        str, typer.Option("--cards", help=CARDS_HELP, autocompletion=complete_cards)
+    ] = DEFAULT_CARDS,
+    nodes: Nodes = None,
+    provider: Provider = "process",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="API server's port on 127.0.0.1.")
+    ] = 0,
+    bare: Annotated[bool, typer.Option("--bare", help="Without the sharing stack.")] = False,
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
+    """Bring up a cluster with emulated cards and deploy the sharing stack."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab import images
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.testbed import Testbed, checked_name, cluster_spec
+
+        spec = cluster_spec(cards, nodes, port)
+        testbed = Testbed(checked_name(name), provider)
+        progress = ConsoleProgress()
+        with testbed.use("up", progress) as use:
+            prepared = images.prepare(progress)
+            found = testbed.up(spec, progress, prepared=prepared)
+            use.note(temporary=False)
+            if not bare:
+                testbed.deploy(progress, prepared=prepared)
+        emit(found, status_text(found), chosen)
+
+
+def down(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+    """Take a testbed down: every process, mount, namespace and file of it."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.testbed import Testbed, checked_name
+
+        testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        # A run that is going on takes the testbed down itself when it is ended.
+        with testbed.use("down", progress, wait_s=0):
+            testbed.down(progress)
+        emit({"name": name, "state": "absent"}, "", chosen)
+
+
+def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+    """Show a testbed: nodes, cards, address, what is wrong."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab.testbed import Testbed, checked_name
+
+        found = Testbed(checked_name(name)).cluster.status()
+        emit(found, status_text(found), chosen)
+        if found.state == "broken":
+            raise typer.Exit(2)
+
+
+def kubeconfig(
+    name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False
+) -> None:
+    """Print the path of the kubeconfig (context testbed-NAME)."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab.testbed import Testbed, checked_name
+
+        path = Testbed(checked_name(name)).cluster.kubeconfig()
+        emit({"kubeconfig": path, "context": f"testbed-{name}"}, str(path), chosen)
+
+
+def status_text(status: ClusterStatus) -> str:
+    """Return a cluster's status as kubectl would print it."""
+    from testbed.lab.report.table import columns
+
+    if status.state == "absent":
+        named = "" if status.name == DEFAULT_NAME else f" --name {status.name}"
+        return f"testbed {status.name} is not up   (testbed up{named})"
+    rows = [
+        (node.name, "Ready" if node.ready else "NotReady", node.address, _cards(node))
+        for node in status.nodes
+    ]
+    lines = [
+        f"testbed {status.name} ({status.provider}) is {status.state}"
+        f"   Kubernetes {status.kubernetes or '-'}   {status.server}",
+        columns(("NODE", "STATUS", "ADDRESS", "CARDS"), rows),
+    ]
+    lines += [f"problem: {problem}" for problem in status.problems]
+    lines += [f"note: {note}" for note in status.notes]
+    if status.kubeconfig:
+        named = "" if status.name == DEFAULT_NAME else f"--name {status.name} "
+        lines.append(f"testbed kubectl {named}get pods -A")
+    return "\n".join(lines)
+
+
+def _cards(node: NodeStatus) -> str:
+    if not node.profiles:
+        return str(len(node.cards))
+    return ", ".join(f"{card.count} x {card.profile}" for card in node.profiles)

@@ -1,0 +1,83 @@
+"""Options that several commands share, and how a shell completes them.
+
+Nothing heavy is imported here or at the top of a command's module: a command that
+completes a word or shows its help must be there at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.cli.output import Format
+
+#: Same as ``testbed.lab.testbed.DEFAULT_NAME``, which takes a second to import.
+DEFAULT_NAME = "vgpu"
+DEFAULT_CARDS = "a100-80gb:1"
+PROVIDERS = ("process",)
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Return the testbeds that there are."""
+    from testbed.lab.cluster.process.layout import state_home
+
+    home = state_home()
+    found = sorted(each.name for each in home.iterdir() if each.is_dir()) if home.is_dir() else []
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def complete_cards(incomplete: str) -> list[str]:
+    """Return the cards that can go on what is written so far."""
+    from testbed.card.profiles import PROFILES
+
+    cut = max(incomplete.rfind(","), incomplete.rfind(";")) + 1
+    head, word = incomplete[:cut], incomplete[cut:]
+    return [head + name for name in sorted(PROFILES) if name.startswith(word)]
+
+
+def complete_case(incomplete: str) -> list[str]:
+    """Return the cases whose name begins so."""
+    from testbed.errors import TestbedError
+    from testbed.lab.scenario.cases import find_cases, scenarios_root
+
+    try:
+        found = [str(case) for case in find_cases(scenarios_root())]
+    except TestbedError:
+        return []
+    return [case for case in found if case.startswith(incomplete)]
+
+
+Name = Annotated[
+    str, typer.Option("--name", help="Name of the testbed.", autocompletion=complete_name)
+]
+Output = Annotated[Format, typer.Option("-o", "--output", help="table or json.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, max=16, help="How many nodes; as many as --cards lists."),
+]
+Provider = Annotated[
+    str,
+    typer.Option(
+        "--provider",
+        help="Kind of cluster: " + ", ".join(PROVIDERS) + ".",
+        autocompletion=lambda: list(PROVIDERS),
+    ),
+]
+Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the pod.")]
+CARDS_HELP = (
+    "Cards of each node: PROFILE[:COUNT][,…]; with semicolons one list a node: 'a100-80gb:8;t4:16'."
+)
+
+
+def format_of(output: Format, as_json: bool) -> Format:
+    """Return the chosen format; ``--json`` is a synonym of ``-o json``."""
+    return Format.json if as_json else output
+
+
+def shown(path: Path) -> str:
+    """Return a path as short as it can be written from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,57 @@
+"""``testbed deploy``, ``render``, ``prepare``: the sharing stack and what it is made of."""
+
+from __future__ import annotations
+
+import json
+
+from testbed.cli.options import DEFAULT_NAME, Json, Name, Output, format_of
+from testbed.cli.output import Format, emit, errors_as_exit_codes
+
+
+def deploy(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+    """Deploy the sharing stack of this source tree on a testbed that is up."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.testbed import Testbed, checked_name
+
+        testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        testbed.cluster.kubeconfig()  # said before anything is built
+        with testbed.use("deploy", progress):
+            emit(testbed.deploy(progress), "", chosen)
+
+
+def render(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+    """Print the manifests that `deploy` applies (new certificates each time)."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        import yaml
+
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.testbed import Testbed, checked_name
+
+        manifests = Testbed(checked_name(name)).manifests(ConsoleProgress())
+        if chosen is Format.json:
+            print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
+        else:
+            print(yaml.safe_dump_all(manifests, sort_keys=False), end="")
+
+
+def prepare(output: Output = Format.table, as_json: Json = False) -> None:
+    """Fetch or build everything that a testbed needs, and start nothing."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab import binaries, images
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.report.table import columns
+
+        progress = ConsoleProgress()
+        programs = binaries.ensure(progress)
+        prepared = images.prepare(progress)
+        rows = [("binaries", str(programs.folder))]
+        rows += [(image.reference, str(image.archive)) for image in prepared]
+        emit(
+            [{"name": name, "path": path} for name, path in rows],
+            columns(("NAME", "PATH"), rows),
+            chosen,
+        )
