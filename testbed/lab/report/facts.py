@@ -5,6 +5,7 @@ Pure: values in, values out; each form only writes them down in its own way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ ENVIRONMENT = {
     "python": "Python",
     "host": "host",
 }
+#: XML 1.0, production 2: what is none of these can stand in no XML and in no HTML,
+#: escaped or not. Logs hold escape sequences, and file names half characters.
+_UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORST_FIRST: Mapping[str, int] = {"error": 0, "fail": 1, "pass": 2, "skipped": 3}
 
 
@@ -194,3 +198,8 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str
         else:
             found.append((f"{prefix}{name}", str(value)))
     return found
+
+
+def printable(text: str) -> str:
+    """Return text with a replacement character for each that no document may hold."""
+    return _UNPRINTABLE.sub("\ufffd", text)

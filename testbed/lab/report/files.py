@@ -155,7 +155,7 @@ def encoded(value: Any) -> bytes:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of ``report.json``."""
-    document: dict[str, Any] = msgspec.json.schema(Report)
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(msgspec.json.schema(Report)))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Report of vgpu-testbed",

@@ -6,16 +6,12 @@ The dialect is the one that Jenkins, GitLab and GitHub actions read: ``testsuite
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from testbed.lab.report import facts
 from testbed.lab.report.table import figure
 from testbed.lab.scenario.record import Check, Record, Report
-
-#: XML 1.0, production 2: what is none of these cannot be written, escaped or not.
-_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(report: Report) -> str:
@@ -85,7 +81,9 @@ def _outcome(case: Element, check: Check) -> None:
         SubElement(case, "skipped", message=_text(check.reason))
         return
     tag = "failure" if check.verdict == "fail" else "error"
-    found = SubElement(case, tag, message=_text(check.reason or check.verdict), type=check.name)
+    found = SubElement(
+        case, tag, message=_text(check.reason or check.verdict), type=_text(check.name)
+    )
     found.text = _text(
         f"asked {figure(check.asked, check.unit)}, {facts.measured(check)},"
         f" tolerance {facts.tolerance(check)}, source {check.source or '-'}"
@@ -110,4 +108,4 @@ def _was(line: facts.Line) -> str:
 
 
 def _text(value: object) -> str:
-    return _NOT_XML.sub("\ufffd", str(value))
+    return facts.printable(str(value))

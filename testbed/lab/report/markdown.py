@@ -33,7 +33,7 @@ def markdown(report: Report) -> str:
         out += _case(record)
     if report.reproduce:
         out += ["To run the same again:", "", *_fenced(report.reproduce), ""]
-    return "\n".join(out).rstrip() + "\n"
+    return facts.printable("\n".join(out).rstrip() + "\n")
 
 
 def _case(record: Record) -> list[str]:

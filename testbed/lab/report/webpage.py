@@ -47,7 +47,7 @@ def webpage(
         )
     ]
     style = (files(__package__) / "style.css").read_text()
-    return (
+    return facts.printable(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         # Whatever a record may hold, the page loads and runs nothing.
@@ -127,7 +127,8 @@ def _case(record: Record, number: int, chart: Chart | None, links: Mapping[str, 
         parts.append(f"<div><h3>Parameters</h3><pre>{escape(text.rstrip())}</pre></div>")
     if links:
         shown = " · ".join(
-            f'<a href="{escape(quote(path))}">{escape(what)}</a>' for what, path in links.items()
+            f'<a href="{escape(quote(path, errors="replace"))}">{escape(what)}</a>'
+            for what, path in links.items()
         )
         parts.append(f"<div><h3>Files</h3><p>{shown}</p></div>")
     parts.append("</div></section>")

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from testbed.errors import InputError
 
-SCHEMA = "vgpu-testbed.dev/record/v1"
-REPORT_SCHEMA = "vgpu-testbed.dev/report/v1"
+SCHEMA: Final = "vgpu-testbed.dev/record/v1"
+REPORT_SCHEMA: Final = "vgpu-testbed.dev/report/v1"
 
 Verdict = Literal["pass", "fail", "skipped", "error"]
 
@@ -88,7 +88,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     title: str = ""  # the question in a sentence
     meanings: dict[str, str] = {}  # a sentence for each check's name
-    schema: str = SCHEMA
+    schema: Literal["vgpu-testbed.dev/record/v1"] = SCHEMA
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     started: str = ""  # RFC 3339, UTC
     seconds: float = 0.0
     reproduce: str = ""  # the command that runs the same again
-    schema: str = REPORT_SCHEMA
+    schema: Literal["vgpu-testbed.dev/report/v1"] = REPORT_SCHEMA
 
 
 def case_verdict(
