@@ -65,16 +65,22 @@ def lines(record: Record) -> tuple[Line, ...]:
     found = []
     for check in record.checks:
         control = others.pop(check.identity, None)
-        must = check.in_control
-        if must is None and control is not None and record.asserts_limit:
-            must = "fail"
-        found.append(Line(check=check, control=control, must=must))
+        found.append(Line(check=check, control=control, must=_must(check, control, record)))
     found.sort(key=lambda line: _WORST_FIRST[line.shown.verdict])
     rest = [
-        Line(check=None, control=control, must="fail" if record.asserts_limit else None)
+        Line(check=None, control=control, must=_must(control, control, record))
         for control in others.values()
     ]
     return (*found, *rest)
+
+
+def _must(check: Check, control: Check | None, record: Record) -> Verdict | None:
+    """Return what the control must answer: as the check says, else a limit must fail."""
+    if check.control == "any":
+        return None
+    if check.control:
+        return check.control
+    return "fail" if control is not None and record.asserts_limit else None
 
 
 def counts(record: Record) -> dict[Verdict, int]:

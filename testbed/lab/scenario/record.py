@@ -44,8 +44,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = ""
     source: str = ""  # where the card's figure came from
     reason: str = ""  # why it failed, was skipped or could not be judged
-    #: What the same check must answer in the control; None: it is not made there.
-    in_control: Verdict | None = None
+    #: What the same check must answer in the control; ``any``: either will do; empty:
+    #: nothing is said, and a limit's check that the control makes must fail there.
+    control: Literal["", "fail", "pass", "any"] = ""
 
     @property
     def identity(self) -> tuple[str, str, str]:

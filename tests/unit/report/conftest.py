@@ -24,14 +24,14 @@ def limit(name: str = "memory_cap", pod: str = "a", **fields: Any) -> Check:
         "tolerance": 2.0,
         "unit": "MiB",
         "source": "monitor (emulated)",
-        "in_control": "fail",
+        "control": "fail",
     }
     return Check(name=name, pod=pod, **{**base, **fields})
 
 
 def made_record(**fields: Any) -> Record:
     """Return the record of a case that holds, unless ``fields`` say otherwise."""
-    above = {"verdict": "fail", "workload": 33792.0, "card": 33792.0, "in_control": None}
+    above = {"verdict": "fail", "workload": 33792.0, "card": 33792.0, "control": ""}
     base: dict[str, Any] = {
         "case": CASE,
         "verdict": "pass",
