@@ -148,3 +148,80 @@ def test_driver_signatures(tmp_path: Path) -> None:
         count = 0 if parameters == "void" else parameters.count(",") + 1
         theirs = 0 if declared[1] == "void" else declared[1].count(",") + 1
         assert count == theirs, name
+
+
+# --- the stand-ins ----------------------------------------------------------------------
+
+#: Called with more parameters than they look at.
+SHORTER = {
+    "cudnnBatchNormalizationForwardTrainingEx",
+    "cudnnBatchNormalizationForwardInference",
+    "cudnnBatchNormalizationBackwardEx",
+}
+STANDINS = SOURCES.parent / "standins"
+
+
+def math_headers() -> list[Path]:
+    """Folders with the headers of cuBLAS, cuBLASLt and cuDNN, and CUDA's."""
+    cuda = headers()
+    near = [cuda, *cuda.parent.parent.glob("*/include")]
+    found = [folder for folder in near if (folder / "cublasLt.h").is_file()]
+    found += [folder for folder in near if (folder / "cudnn.h").is_file()]
+    if len(found) < 2:
+        pytest.skip("the headers of cuBLAS and cuDNN are not installed")
+    return [*found, cuda]
+
+
+def preprocess(text: str, include: list[Path]) -> str:
+    done = subprocess.run(
+        ["gcc", "-std=gnu11", "-E", "-P", *(f"-I{i}" for i in include), "-xc", "-"],
+        input=text, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def parameters(text: str, end: str) -> dict[str, int]:
+    """Function -> number of parameters, of declarations or definitions."""
+    found = re.findall(rf"\b((?:cublas|cudnn)\w+)\(([^(){{}}]*)\)\s*{end}", text)
+    return {n: 0 if p.strip() == "void" else p.count(",") + 1 for n, p in found}
+
+
+MATH = "#include <cublas_v2.h>\n#include <cublasLt.h>\n#include <cudnn.h>\n"
+
+
+def test_numbers_of_the_stand_ins(tmp_path: Path) -> None:
+    include = math_headers()
+    ours = re.sub(r"/\*.*?\*/", "", (STANDINS / "vendor.h").read_text(), flags=re.DOTALL)
+    constants = re.findall(r"\b((?:CU|CUDA|CUBLAS|CUBLASLT|CUDNN)_\w+) = (\d+)", ours)
+    assert len(constants) > 100
+    lines = [MATH, "#include <stddef.h>"]
+    lines += [f'_Static_assert((int)({n}) == {v}, "{n}");' for n, v in constants]
+    # The one structure that callers read.
+    for member, offset in {"workspaceSize": 64, "state": 72, "wavesCount": 76}.items():
+        lines.append(
+            f"_Static_assert(offsetof(cublasLtMatmulHeuristicResult_t, {member}) == {offset}, "
+            f'"{member}");'
+        )
+    lines.append('_Static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96, "result");')
+    done = subprocess.run(
+        ["gcc", "-std=gnu11", "-fsyntax-only", "-w", *(f"-I{i}" for i in include), "-xc", "-"],
+        input="\n".join(lines), capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_parameters_of_the_stand_ins() -> None:
+    include = math_headers()
+    theirs = parameters(preprocess(MATH, include), ";")
+    sources = ("cublas.c", "cublaslt.c", "cudnn.c", "cudnn_backend.c")
+    ours: dict[str, int] = {}
+    for source in sources:
+        text = preprocess((STANDINS / source).read_text(), [STANDINS])
+        ours |= parameters(text, r"\{")
+    assert len(ours) > 80
+    for name, count in ours.items():
+        assert name in theirs, name
+        if name in SHORTER:
+            assert count < theirs[name], name
+        else:
+            assert count == theirs[name], name
