@@ -32,7 +32,8 @@ class Tenant(ctypes.Structure):
         ("granted_ns", c_uint64),
         ("priority", c_uint32),
         ("limit_pct", c_uint32),
-        ("spare", c_uint64 * 3),
+        ("wanting_ns", c_uint64),
+        ("spare", c_uint64 * 2),
     )
 
 
@@ -62,6 +63,7 @@ class TenantView:
         granted_ns: Device time so far, by the library's own reckoning.
         priority: 0 is high, larger is lower.
         limit_pct: Share of the device, 0 = no limit.
+        wanting_ns: CLOCK_MONOTONIC of a launch that yields to a higher priority.
     """
 
     id: int
@@ -70,6 +72,7 @@ class TenantView:
     granted_ns: int
     priority: int
     limit_pct: int
+    wanting_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +166,7 @@ def read_page(path: Path) -> PageView:
                 granted_ns=tenant.granted_ns,
                 priority=tenant.priority,
                 limit_pct=tenant.limit_pct,
+                wanting_ns=tenant.wanting_ns,
             )
             for tenant in page.tenants[: min(page.tenant_count, TENANTS)]
             if tenant.id

@@ -170,7 +170,8 @@ class Ledger(ctypes.Structure):
         ("gain_booked_ns", c_int64),
         ("residual_ns", c_int64),
         ("suspense_ns", c_int64),
-        ("spare", c_uint64 * 12),
+        ("limit_ppm", c_uint64),
+        ("spare", c_uint64 * 11),
         ("history", History * HISTORY),
     )
 

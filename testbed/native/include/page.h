@@ -4,7 +4,7 @@
  * Made by the device plugin (testbed.native.page, mode 0666) below the hook path and bound
  * into every container of the card; the library of each container claims one entry and all
  * processes of the container write to it. No locks, no liveness but time: an entry whose
- * `active_ns` is VGPU_PAGE_STALE_NS old belongs to whoever claims it next. A claim is
+ * times are VGPU_PAGE_STALE_NS old belongs to whoever claims it next. A claim is
  * written and read back; of two at once the later stays, and the earlier finds another
  * entry when it next looks. (A tenant may cut the file, and a load or a compare-and-swap
  * in a mapping of a cut file kills the process: so the library copies in and out by a
@@ -26,12 +26,13 @@
 
 struct vgpu_page_tenant {
     uint64_t id;        /* FNV-1a 64 of "<pod uid>/<container>", 0 = free */
-    uint64_t active_ns; /* newest launch, or wish to launch; renewed about every millisecond */
+    uint64_t active_ns; /* newest launch, or wait for one; renewed about every millisecond */
     uint64_t busy_until_ns; /* when the device time in flight will be done, as estimated */
     uint64_t granted_ns;    /* device time so far, by the library's own reckoning */
     uint32_t priority;      /* 0 = high, larger = lower */
     uint32_t limit_pct;     /* 0 = none */
-    uint64_t spare[3];
+    uint64_t wanting_ns; /* newest wish to launch of one that yields to a higher priority */
+    uint64_t spare[2];
 };
 
 struct vgpu_page {

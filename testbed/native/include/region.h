@@ -180,7 +180,8 @@ struct vgpu_ledger {
     int64_t gain_used_ns, gain_booked_ns;
     int64_t residual_ns;  /* owed or to be refunded */
     int64_t suspense_ns;  /* measured too long; charged if NVML says that we were alone */
-    uint64_t spare[12];
+    uint64_t limit_ppm;   /* that debts in paid_until_ns are reckoned by */
+    uint64_t spare[11];
     struct vgpu_history history[VGPU_HISTORY];
 };
 
