@@ -1,0 +1,234 @@
+"""One process on emulated cards, without a cluster: driver, PyTorch, and the limiter if wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.card import driver_root
+from testbed.card.spec import CardSpec
+from testbed.errors import InputError, MissingTool
+from testbed.lab.cluster.protocol import Progress
+from testbed.lab.images import pytorch
+from testbed.native import artifacts, card
+from testbed.native.region import Policy, RegionConstant, RegionDevice, make_region
+from testbed.stack import names
+from testbed.stack.codec.environment import container_environment
+from testbed.stack.model import Share
+from testbed.units import MIB
+
+_PREFIX = "vgpu-card-"
+_LOCK = ".in-use"
+POLICIES = tuple(policy.name.lower() for policy in Policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the limiter shall hold the processes to, on each card.
+
+    Attributes:
+        mem_mib: 0 leaves the whole card.
+        core_pct: 0 or 100 leave all of its time.
+        policy: ``default``, ``force``, ``disable``.
+    """
+
+    mem_mib: int = 0
+    core_pct: int = 0
+    policy: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.mem_mib < 0 or not 0 <= self.core_pct <= 100:
+            raise InputError(
+                f"limits of {self.mem_mib} MiB and {self.core_pct} % are not possible",
+                hint="memory in MiB from 0, cores from 0 to 100",
+            )
+        if self.policy not in POLICIES:
+            raise InputError(
+                f"there is no policy {self.policy!r}", hint="one of " + ", ".join(POLICIES)
+            )
+
+    @property
+    def any(self) -> bool:
+        return bool(self.mem_mib or self.core_pct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """Cards that exist while it is open.
+
+    Attributes:
+        root: The driver root.
+        models: Each card's model, in order.
+        uuids: Likewise.
+        environ: The whole environment for a process on them.
+        torch: Whether its ``python`` has PyTorch.
+    """
+
+    root: Path
+    models: tuple[str, ...]
+    uuids: tuple[str, ...]
+    environ: Mapping[str, str]
+    torch: bool
+
+
+@contextlib.contextmanager
+def session(
+    cards: Sequence[CardSpec],
+    progress: Progress,
+    *,
+    limits: Limits | None = None,
+    with_torch: bool = True,
+    clock: str = "",
+) -> Iterator[Session]:
+    """Make cards and what a process needs to use them; all is gone afterwards.
+
+    Args:
+        cards: Which.
+        progress: Told what has to be made first.
+        limits: What the limiter holds every process to; without it there is no limiter.
+        with_torch: Put the PyTorch environment first on PATH.
+        clock: ``slices`` or ``sharing``; empty for the default.
+
+    Raises:
+        InputError: cards or limits that there cannot be.
+        MissingTool: a library has not been built.
+        TestbedError: PyTorch cannot be had.
+    """
+    environment = pytorch.prepare(progress) if with_torch else None
+    _sweep()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    with contextlib.ExitStack() as ending:
+        ending.callback(shutil.rmtree, folder, ignore_errors=True)
+        new = folder / f"{_LOCK}.new"
+        lock = ending.enter_context(new.open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        new.rename(folder / _LOCK)  # only now another session may ask whether we live
+        root = folder / "root"
+        with _clock(clock):
+            uuids = driver_root.make(root, cards)
+        environ = {**os.environ, **_libraries(root, environment)}
+        for name in (names.ENV_DISABLE_CONTROL, "CUDA_VISIBLE_DEVICES", names.ENV_VISIBLE):
+            environ.pop(name, None)  # a person's habits must not hide the cards
+        if environment is not None:
+            environ["PATH"] = f"{environment / 'bin'}:{environ.get('PATH', os.defpath)}"
+        if limits is not None and limits.any:
+            environ.update(_limiter(folder, root, uuids, limits))
+        yield Session(
+            root=root,
+            models=tuple(_state(root, each).description.name for each in uuids),
+            uuids=uuids,
+            environ=environ,
+            torch=environment is not None,
+        )
+
+
+def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command as a shell would: Ctrl-C is its own; return its exit status.
+
+    Raises:
+        MissingTool: there is no such program.
+    """
+    program = shutil.which(command[0], path=environ.get("PATH"))
+    if program is None:
+        raise MissingTool(f"there is no program {command[0]!r}")
+    kept = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGQUIT)}
+    process = subprocess.Popen([program, *command[1:]], env=dict(environ))
+    try:
+        # After the start: what is ignored before would be ignored by the command too.
+        for each in kept:
+            signal.signal(each, signal.SIG_IGN)
+        code = process.wait()
+    except BaseException:  # SIGTERM or SIGHUP of our own
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        process.kill()
+        process.wait()
+        raise
+    finally:
+        for each, handler in kept.items():
+            signal.signal(each, handler)
+    return 128 - code if code < 0 else code
+
+
+def _state(root: Path, name: str) -> card.CardState:
+    return card.read(root / "cards" / name / "state")
+
+
+@contextlib.contextmanager
+def _clock(clock: str) -> Iterator[None]:
+    """Say to what makes the cards which clock they run by."""
+    variable = "VGPU_EMU_CLOCK"
+    before = os.environ.get(variable)
+    if clock:
+        os.environ[variable] = clock
+    try:
+        yield
+    finally:
+        if clock and before is None:
+            del os.environ[variable]
+        elif before is not None:
+            os.environ[variable] = before
+
+
+def _libraries(root: Path, environment: Path | None) -> dict[str, str]:
+    if environment is None:
+        return {"LD_LIBRARY_PATH": str(root / "driver")}
+    return dict(pytorch.host_command(environment, root).environ)
+
+
+def _limiter(folder: Path, root: Path, uuids: Sequence[str], limits: Limits) -> dict[str, str]:
+    """Make a region as the device plugin would, and say where it is."""
+    sizes = []
+    for name in uuids:
+        description = _state(root, name).description
+        whole = (description.memory_bytes - description.reserved_bytes) // MIB
+        sizes.append(limits.mem_mib or whole)
+        if limits.mem_mib > whole:
+            raise InputError(
+                f"{limits.mem_mib:,} MiB are more than a card has",
+                why=f"programs see {whole:,} MiB of {description.name}",
+            )
+    own = folder / "container"
+    own.mkdir(mode=0o777)
+    constant = RegionConstant(
+        devices=tuple(
+            RegionDevice(uuid=name, memory_limit_bytes=mib * MIB, sm_limit_pct=limits.core_pct)
+            for name, mib in zip(uuids, sizes, strict=True)
+        ),
+        pod_name="card-shell",
+        container_name="shell",
+        policy=Policy[limits.policy.upper()],
+    )
+    region = make_region(own, str(uuid.uuid4()), constant)
+    shares = tuple(
+        Share(uuid=name, mem_mib=mib, core_pct=limits.core_pct)
+        for name, mib in zip(uuids, sizes, strict=True)
+    )
+    variables = container_environment(shares, cache_uuid="", core_policy=limits.policy)
+    variables[names.ENV_SHARED_CACHE] = str(region)
+    # Not by /etc/ld.so.preload, which is the machine's.
+    variables["LD_PRELOAD"] = str(artifacts.library("libvgpu.so"))
+    return variables
+
+
+def _sweep() -> None:
+    """Remove what sessions that were killed have left."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            if folder.stat().st_uid != os.geteuid():
+                continue
+            with (folder / _LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue  # in use, or just being made or removed
