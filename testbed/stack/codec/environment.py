@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+
 from testbed.stack import names
 from testbed.stack.model import ContainerShares
+
+#: Makes region names that stay the same when kubelet asks again for a container.
+_REGION_NAMES = uuid.UUID("6f6a9d3c-6c0f-5d2e-9a3f-7b1f5f1c2d10")
+
+
+def region_name(pod_uid: str, container: str) -> str:
+    """Return the uuid that names a container's region, ``<uuid>.cache``."""
+    return str(uuid.uuid5(_REGION_NAMES, f"{pod_uid}/{container}"))
 
 
 def container_environment(

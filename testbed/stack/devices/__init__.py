@@ -2,23 +2,28 @@
 
 from testbed.stack.devices.cdi import CdiSpec, emulated_spec, sync_specs
 from testbed.stack.devices.driver_root import DriverRoot, find_driver_root
-from testbed.stack.devices.emulated import budget_hits
+from testbed.stack.devices.emulated import CardBook, card_book
 from testbed.stack.devices.nvidia import (
     CardReading,
     Device,
     Nvml,
     ProcessBytes,
+    ProcessSample,
+    UtilizationReading,
     registered_cards,
 )
 
 __all__ = [
+    "CardBook",
     "CardReading",
     "CdiSpec",
     "Device",
     "DriverRoot",
     "Nvml",
     "ProcessBytes",
-    "budget_hits",
+    "ProcessSample",
+    "UtilizationReading",
+    "card_book",
     "emulated_spec",
     "find_driver_root",
     "registered_cards",

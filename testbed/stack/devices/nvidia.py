@@ -50,6 +50,43 @@ class CardReading:
     used_bytes: int = 0
     processes: tuple[ProcessBytes, ...] = ()
     utilization_pct: int | None = None
+    memory_utilization_pct: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample:
+    """How busy one process kept a card, as NVML sampled it.
+
+    Attributes:
+        pid: In this process' namespace.
+        stamp_us: The sample's time by the driver's clock (Unix microseconds on hardware).
+        sm_pct: Percent of the sample's interval in which its kernels ran.
+    """
+
+    pid: int
+    stamp_us: int
+    sm_pct: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilizationReading:
+    """What NVML has sampled of one card since a stamp.
+
+    Attributes:
+        processes: Newest sample of each process that was busy; NVML tells nothing of
+            those that were not.
+        card_stamp_us: Newest sample of the whole card since the stamp, None if there is
+            none (or none are kept: then none ever comes).
+        card_pct: Its value.
+        offered: False where the driver samples no processes (MIG, old cards).
+        error: Why NVML gave no answer.
+    """
+
+    processes: tuple[ProcessSample, ...] = ()
+    card_stamp_us: int | None = None
+    card_pct: int | None = None
+    offered: bool = True
     error: str = ""
 
 
@@ -153,6 +190,34 @@ class Nvml:
             used_bytes=used,
             processes=processes,
             utilization_pct=None if rates is None else int(rates.gpu),
+            memory_utilization_pct=None if rates is None else int(rates.memory),
+        )
+
+    def utilization(self, uuid: str, since_us: int) -> UtilizationReading:
+        """Return what NVML has sampled of a card after a stamp of its own clock."""
+        handle = self._handles.get(uuid)
+        if handle is None:
+            return UtilizationReading(error="the card is not there")
+        try:
+            busy = _newer(lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+            card = _newer(
+                lambda: pynvml.nvmlDeviceGetSamples(
+                    handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us
+                )
+            )
+        except pynvml.NVMLError as error:
+            return UtilizationReading(error=str(error))
+        stamp, value = _newest(card, since_us)
+        return UtilizationReading(
+            processes=tuple(
+                ProcessSample(pid=int(s.pid), stamp_us=int(s.timeStamp), sm_pct=int(s.smUtil))
+                for s in busy or ()
+                # Also told: processes that stopped being busy before the stamp.
+                if int(s.timeStamp) > since_us and int(s.pid) > 0
+            ),
+            card_stamp_us=stamp,
+            card_pct=value,
+            offered=busy is not None,
         )
 
     def unhealthy(self) -> dict[str, str]:
@@ -185,6 +250,43 @@ def _optional(call: Callable[[], Any], *, required: bool = False) -> Any:
         if required:
             raise
         return None
+
+
+def _newer(call: Callable[[], Any]) -> Any:
+    """Return samples; empty where there are no new ones, None where none are offered."""
+    try:
+        return call()
+    except (
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_FunctionNotFound,
+        pynvml.NVMLError_NoPermission,
+    ):
+        return None
+    except (pynvml.NVMLError_NotFound, pynvml.NVMLError_InsufficientSize):
+        return ()  # nobody was busy; or somebody began between the two calls
+    except pynvml.NVMLError as error:
+        # pynvml asks for the number first and takes "success, none" for an error.
+        if error.value == pynvml.NVML_SUCCESS:
+            return ()
+        raise
+
+
+def _newest(answer: Any, since_us: int) -> tuple[int | None, int | None]:
+    """Return (stamp, value) of the newest device sample after a stamp."""
+    if not answer:
+        return None, None
+    kind, samples = answer
+    fresh = [sample for sample in samples if int(sample.timeStamp) > since_us]
+    if not fresh:
+        return None, None
+    newest = max(fresh, key=lambda sample: int(sample.timeStamp))
+    value = newest.sampleValue
+    by_kind = {
+        pynvml.NVML_VALUE_TYPE_DOUBLE: value.dVal,
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: value.ulVal,
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: value.ullVal,
+    }
+    return int(newest.timeStamp), int(by_kind.get(kind, value.uiVal))
 
 
 def _reserved(handle: Any) -> int:

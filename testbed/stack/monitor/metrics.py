@@ -2,67 +2,125 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from testbed import __version__
+from testbed.native.region import StateFlag
+from testbed.native.region_watch import Counters
 from testbed.stack.devices import CardReading, Device
 from testbed.stack.devices.nvidia import model_name
+from testbed.stack.monitor.mirror import ContainerId
 from testbed.stack.monitor.pods import MonitoredPod
 from testbed.stack.monitor.regions import ContainerRegion, RegionProblem
+from testbed.stack.monitor.samples import Sample, Tick
+from testbed.stack.monitor.shares import share_pct
 
 ZONE = "vGPU"
 _CARD = ("zone", "node", "device_index", "device_uuid", "device_type")
 _CONTAINER = ("zone", "namespace", "pod", "container", "vdevice_index", "device_uuid")
 _UNENFORCED = ("zone", "namespace", "pod", "container", "reason")
-
-#: (pod uid, container name)
-ContainerId = tuple[str, str]
+_DEGRADED = ("zone", "namespace", "pod", "container")
+_NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a scrape shows."""
+    """What a scrape shows.
+
+    Attributes:
+        now_ns: CLOCK_MONOTONIC.
+        readings: The newest of each card, by uuid.
+        process_samples: Whether NVML tells which processes keep a card busy, by uuid.
+        pods: Those that have not ended and were promised a card.
+        regions: Of their containers.
+        counters: Likewise, of those whose region validates.
+        ticks: The samples of the last seconds.
+        alive: Pids of the last tick that were still there after the regions were read.
+    """
 
     node: str
+    now_ns: int = 0
     devices: Sequence[Device]
     readings: Mapping[str, CardReading]
+    process_samples: Mapping[str, bool] = field(default_factory=dict)
     pods: Sequence[MonitoredPod]
     regions: Mapping[ContainerId, ContainerRegion | RegionProblem]
-    on_card: frozenset[ContainerId]
+    counters: Mapping[ContainerId, Counters] = field(default_factory=dict)
+    ticks: Sequence[Tick] = ()
+    alive: frozenset[int] = frozenset()
+
+    @property
+    def last(self) -> tuple[Sample, ...]:
+        return self.ticks[-1].samples if self.ticks else ()
 
 
 def exposition(seen: Observed) -> bytes:
     """Return the text that Prometheus reads."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fixed([*_cards(seen), *_containers(seen), _unenforced(seen)]))
+    families = [
+        _build(),
+        *_cards(seen),
+        *_memory(seen),
+        *_compute(seen),
+        *_counted(seen),
+        _degraded(seen),
+        _unenforced(seen),
+    ]
+    registry.register(_Fixed(families))
     return generate_latest(registry)
 
 
 def unenforced(seen: Observed) -> tuple[tuple[MonitoredPod, str, str], ...]:
     """Return the running containers with a GPU whose limits nothing holds, and why.
 
-    Where the library could not be loaded, the region stays without a record while the
-    card counts a process of the container.
+    The card's processes are compared with those that hold a record in the region: where
+    the library could not be loaded there is none, and a program that got around it is
+    on the card without one.
     """
     found = []
     for pod in seen.pods:
-        for container in sorted(pod.shares.keys() & pod.started):
-            who = (pod.key.uid, container)
-            region = seen.regions.get(who, RegionProblem(reason="no-region"))
-            if isinstance(region, RegionProblem):
-                found.append((pod, container, region.reason))
-            elif who in seen.on_card and not region.processes:
-                found.append((pod, container, "library-not-loaded"))
+        for container in sorted(pod.promised.keys() & pod.started):
+            if reason := _unheld(seen, (pod.key.uid, container)):
+                found.append((pod, container, reason))
     return tuple(found)
+
+
+def _unheld(seen: Observed, who: ContainerId) -> str:
+    region = seen.regions.get(who, RegionProblem(reason="no-region"))
+    if isinstance(region, RegionProblem):
+        return region.reason
+    on_card = {s.pid for s in seen.last if (s.pod_uid, s.container) == who} & seen.alive
+    if on_card and not region.processes:
+        return "library-not-loaded"
+    if region.pids is not None and on_card - region.pids:
+        return "process-without-library"
+    return ""
+
+
+def _build() -> Metric:
+    gauge = _gauge("vgpu_build_info", "The monitor that answers", ("component", "version"))
+    gauge.add_metric(("monitor", __version__), 1.0)
+    return gauge
 
 
 def _cards(seen: Observed) -> Iterable[Metric]:
     used = _gauge("hami_host_gpu_memory_used_bytes", "Memory in use, as the card counts it", _CARD)
     busy = _gauge("hami_host_gpu_utilization_ratio", "Time in which a kernel ran, 0 to 1", _CARD)
+    moved = _gauge(
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "Time in which memory was read or written, 0 to 1",
+        _CARD,
+    )
     sick = _gauge("vgpu_card_unreadable", "1 while the card gives no answer", _CARD)
+    told = _gauge(
+        "vgpu_card_process_samples",
+        "1 while NVML tells which processes keep the card busy; else shares err below",
+        _CARD,
+    )
     for device in seen.devices:
         labels = (ZONE, seen.node, str(device.index), device.uuid, model_name(device.name))
         reading = seen.readings.get(device.uuid)
@@ -74,28 +132,132 @@ def _cards(seen: Observed) -> Iterable[Metric]:
         used.add_metric(labels, float(reading.used_bytes))
         if reading.utilization_pct is not None:
             busy.add_metric(labels, reading.utilization_pct / 100)
-    return used, busy, sick
+        if reading.memory_utilization_pct is not None:
+            moved.add_metric(labels, reading.memory_utilization_pct / 100)
+        told.add_metric(labels, float(seen.process_samples.get(device.uuid, False)))
+    return used, busy, moved, sick, told
 
 
-def _containers(seen: Observed) -> Iterable[Metric]:
+def _devices(
+    seen: Observed,
+) -> Iterator[tuple[MonitoredPod, ContainerId, int, str, tuple[str, ...]]]:
+    """Yield each device of each app container: pod, container, number, uuid, labels."""
+    for pod in seen.pods:
+        for container, shares in pod.shares.items():
+            for index, share in enumerate(shares):
+                key = pod.key
+                labels = (ZONE, key.namespace, key.name, container, str(index), share.uuid)
+                yield pod, (key.uid, container), index, share.uuid, labels
+
+
+def _memory(seen: Observed) -> Iterable[Metric]:
     used = _gauge("hami_vgpu_memory_used_bytes", "Memory that the library counts", _CONTAINER)
     limit = _gauge("hami_vgpu_memory_limit_bytes", "Memory that the container may use", _CONTAINER)
     context = _gauge("hami_vgpu_memory_context_bytes", "Of it, contexts", _CONTAINER)
     module = _gauge("hami_vgpu_memory_module_bytes", "Of it, modules", _CONTAINER)
     buffer = _gauge("hami_vgpu_memory_buffer_bytes", "Of it, allocations", _CONTAINER)
+    card = _gauge("hami_container_device_memory_bytes", "Memory that the card counts", _CONTAINER)
+    for pod, who, index, uuid, labels in _devices(seen):
+        if who[1] in pod.started:
+            held = [s.bytes for s in _samples(seen, who, uuid)]
+            card.add_metric(labels, float(sum(held)))
+        region = seen.regions.get(who)
+        if not isinstance(region, ContainerRegion) or index >= len(region.devices):
+            continue
+        device = region.devices[index]
+        used.add_metric(labels, float(device.used_bytes))
+        limit.add_metric(labels, float(device.limit_bytes))
+        context.add_metric(labels, float(device.context_bytes))
+        module.add_metric(labels, float(device.module_bytes))
+        buffer.add_metric(labels, float(device.buffer_bytes))
+    return used, limit, context, module, buffer, card
+
+
+def _compute(seen: Observed) -> Iterable[Metric]:
+    busy = _gauge(
+        "hami_container_device_utilization_ratio",
+        "Time in which its kernels ran, as NVML sampled it last, 0 to 1",
+        _CONTAINER,
+    )
+    share = _gauge(
+        "vgpu_container_share_ratio",
+        "Share of the card's time over the last seconds, 0 to 1",
+        _CONTAINER,
+    )
+    limit = _gauge(
+        "vgpu_container_core_limit_ratio",
+        "Share of the card's time that the container may use, 1 without a limit",
+        _CONTAINER,
+    )
+    elapsed = _gauge(
+        "hami_container_last_kernel_elapsed_seconds",
+        "Time since the container launched last",
+        _CONTAINER,
+    )
+    for pod, who, index, uuid, labels in _devices(seen):
+        if who[1] in pod.started:
+            sampled = [s.utilization_pct for s in _samples(seen, who, uuid)]
+            known = [pct for pct in sampled if pct is not None]
+            if len(known) == len(sampled):
+                busy.add_metric(labels, min(1.0, sum(known) / 100))
+            got = share_pct(seen.ticks, who, uuid)
+            if got is not None:
+                share.add_metric(labels, got / 100)
+        counters = seen.counters.get(who)
+        if counters is not None and index < len(counters.constant.devices):
+            pct = counters.constant.devices[index].sm_limit_pct
+            limit.add_metric(labels, pct / 100 if 0 < pct < 100 else 1.0)
+        region = seen.regions.get(who)
+        if isinstance(region, ContainerRegion) and region.last_kernel_ns:
+            past_ns = max(0, seen.now_ns - region.last_kernel_ns)
+            elapsed.add_metric(labels, past_ns / _NS_PER_S)
+    return busy, share, limit, elapsed
+
+
+def _counted(seen: Observed) -> Iterable[Metric]:
+    launches = _counter("vgpu_launches", "Kernels, graphs, large copies and fills", _CONTAINER)
+    granted = _counter(
+        "vgpu_granted_seconds", "Device time used, by the library's own reckoning", _CONTAINER
+    )
+    waited = _counter(
+        "vgpu_waited_seconds",
+        "Time for which launches were held back, by reason",
+        (*_CONTAINER, "reason"),
+    )
+    denied = _counter("vgpu_allocations_denied", "Allocations that the limit refused", _CONTAINER)
+    for _, who, index, _, labels in _devices(seen):
+        counters = seen.counters.get(who)
+        if counters is None or index >= len(counters.denied):
+            continue
+        launches.add_metric(labels, float(counters.launches[index]))
+        granted.add_metric(labels, counters.granted_ns[index] / _NS_PER_S)
+        denied.add_metric(labels, float(counters.denied[index]))
+        queue, above = counters.waited_queue_ns[index], counters.waited_priority_ns[index]
+        for reason, time_ns in (
+            ("budget", max(0, counters.waited_ns[index] - queue - above)),
+            ("queue", queue),
+            ("priority", above),
+        ):
+            waited.add_metric((*labels, reason), time_ns / _NS_PER_S)
+    return launches, granted, waited, denied
+
+
+def _degraded(seen: Observed) -> Metric:
+    gauge = _gauge(
+        "vgpu_container_degraded",
+        "1 for a container that is held below its share for want of samples",
+        _DEGRADED,
+    )
     for pod in seen.pods:
-        for container in pod.shares:
-            region = seen.regions.get((pod.key.uid, container))
-            if not isinstance(region, ContainerRegion):
-                continue
-            for index, device in enumerate(region.devices):
-                labels = (ZONE, pod.key.namespace, pod.key.name, container, str(index), device.uuid)
-                used.add_metric(labels, float(device.used_bytes))
-                limit.add_metric(labels, float(device.limit_bytes))
-                context.add_metric(labels, float(device.context_bytes))
-                module.add_metric(labels, float(device.module_bytes))
-                buffer.add_metric(labels, float(device.buffer_bytes))
-    return used, limit, context, module, buffer
+        for container in sorted(pod.promised.keys() & pod.started):
+            counters = seen.counters.get((pod.key.uid, container))
+            if counters is not None and StateFlag.DEGRADED in counters.state:
+                gauge.add_metric((ZONE, pod.key.namespace, pod.key.name, container), 1.0)
+    return gauge
+
+
+def _samples(seen: Observed, who: ContainerId, uuid: str) -> list[Sample]:
+    return [s for s in seen.last if s.uuid == uuid and (s.pod_uid, s.container) == who]
 
 
 def _unenforced(seen: Observed) -> Metric:
@@ -109,6 +271,10 @@ def _unenforced(seen: Observed) -> Metric:
 
 def _gauge(name: str, text: str, labels: Sequence[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=list(labels))
+
+
+def _counter(name: str, text: str, labels: Sequence[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=list(labels))
 
 
 class _Fixed:

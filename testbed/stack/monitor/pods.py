@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares
-from testbed.stack.model import ContainerShares, PodKey
+from testbed.stack.model import ContainerShares, PodKey, PodShares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,29 +20,38 @@ class MonitoredPod:
 
     Attributes:
         runtime_ids: Names of containers by the runtime's ids.
-        shares: What app containers were promised, by name; none for init containers.
-        started: App containers that the runtime has made and that have not ended.
+        shares: What app containers were promised, by name.
+        init_shares: The same for init containers, sidecars among them.
+        started: Containers that the runtime has made and that have not ended.
     """
 
     key: PodKey
     finished: bool = False
     runtime_ids: Mapping[str, str]
     shares: Mapping[str, ContainerShares]
+    init_shares: Mapping[str, ContainerShares] = field(default_factory=dict)
     started: frozenset[str] = frozenset()
+
+    @property
+    def promised(self) -> Mapping[str, ContainerShares]:
+        """All shares by container; names are unique in a pod."""
+        return {**self.init_shares, **self.shares}
 
 
 def monitored_pod(item: dict[str, Any]) -> MonitoredPod:
     """Return what the monitor needs of a raw pod."""
     metadata, spec, status = item["metadata"], item["spec"], item.get("status") or {}
     text = (metadata.get("annotations") or {}).get(names.POD_ALLOCATED, "")
-    inits = len(spec.get("initContainers") or [])
+    inits = [container["name"] for container in spec.get("initContainers") or []]
     containers = [container["name"] for container in spec["containers"]]
     try:
-        shares = decode_pod_shares(text, inits + len(containers))[inits:]
+        shares = decode_pod_shares(text, len(inits) + len(containers))
     except CodecError:
         shares = ()
-    states = status.get("containerStatuses") or []
-    every = [*states, *(status.get("initContainerStatuses") or [])]
+    every = [
+        *(status.get("containerStatuses") or []),
+        *(status.get("initContainerStatuses") or []),
+    ]
     return MonitoredPod(
         key=PodKey(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"]),
         finished=status.get("phase") in ("Succeeded", "Failed"),
@@ -51,11 +60,16 @@ def monitored_pod(item: dict[str, Any]) -> MonitoredPod:
             for state in every
             if state.get("containerID")
         },
-        shares={name: share for name, share in zip(containers, shares, strict=False) if share},
+        shares=_named(containers, shares[len(inits) :]),
+        init_shares=_named(inits, shares[: len(inits)]),
         started=frozenset(
-            state["name"] for state in states if "running" in (state.get("state") or {})
+            state["name"] for state in every if "running" in (state.get("state") or {})
         ),
     )
+
+
+def _named(names: Sequence[str], shares: PodShares) -> dict[str, ContainerShares]:
+    return {name: share for name, share in zip(names, shares, strict=False) if share}
 
 
 class PodIndex:

@@ -59,6 +59,12 @@ class Processes:
         )
 
 
+def alive(pid: int, *, proc: Path = PROC) -> bool:
+    """Return whether a process is there (a zombie is not: it holds nothing)."""
+    fields = _fields(_read(proc / str(pid) / "stat") or "")
+    return bool(fields) and fields[0] not in ("Z", "X")
+
+
 def _read(path: Path) -> str | None:
     """Return a file's text, None where the process has ended (or is a zombie)."""
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from testbed.errors import CodecError
 from testbed.native.region import RegionView, lock_path, read_region
+from testbed.stack.codec import region_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,20 @@ class RegionDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRegion:
-    """A region that validates; ``processes`` are those that live."""
+    """A region that validates.
+
+    Attributes:
+        devices: In the order of the container's devices.
+        processes: Those that live and run under the library.
+        pids: Theirs in this process' namespace, None where the kernel does not tell
+            one of them.
+        last_kernel_ns: CLOCK_MONOTONIC of the newest launch, 0 before the first.
+    """
 
     devices: tuple[RegionDevice, ...]
     processes: int
+    pids: frozenset[int] | None = frozenset()
+    last_kernel_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,37 +56,44 @@ class RegionProblem:
     reason: str
 
 
+def region_path(hook: Path, who: tuple[str, str]) -> Path:
+    """Return where the plugin makes the region of a (pod uid, container)."""
+    return hook / "containers" / f"{who[0]}_{who[1]}" / f"{region_name(*who)}.cache"
+
+
 def regions_of(
     hook: Path, containers: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], ContainerRegion | RegionProblem]:
     """Return the region of each (pod uid, container)."""
-    return {who: _region(hook / "containers" / f"{who[0]}_{who[1]}", who) for who in containers}
+    return {who: _region(region_path(hook, who), who) for who in containers}
 
 
-def _region(folder: Path, who: tuple[str, str]) -> ContainerRegion | RegionProblem:
+def _region(path: Path, who: tuple[str, str]) -> ContainerRegion | RegionProblem:
     try:
-        files = [path for path in sorted(folder.glob("*.cache")) if _plain(path)]
-        if not files:
+        if not _plain(path):
             return RegionProblem(reason="no-region")
-        for path in files:
-            try:
-                view = read_region(path)
-            except CodecError:
-                continue
-            # A copy of another container's region is valid in itself.
-            if (view.constant.pod_uid, view.constant.container_name) == who:
-                return _counted(view)
-    except OSError:
-        pass  # the folder goes while we look
-    return RegionProblem(reason="unreadable-region")
+        view = read_region(path)
+    except (CodecError, OSError):  # also where the folder goes while we look
+        return RegionProblem(reason="unreadable-region")
+    # A copy of another container's region is valid in itself.
+    if (view.constant.pod_uid, view.constant.container_name) != who:
+        return RegionProblem(reason="unreadable-region")
+    return _counted(view)
 
 
 def _plain(region: Path) -> bool:
     """Whether region and lock are files, as the plugin made them: a pipe would block us."""
-    return all(
-        not path.exists() or stat.S_ISREG(path.lstat().st_mode)
-        for path in (region, lock_path(region))
-    )
+    try:
+        return stat.S_ISREG(region.lstat().st_mode) and _file_or_nothing(lock_path(region))
+    except FileNotFoundError:
+        return False
+
+
+def _file_or_nothing(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _counted(view: RegionView) -> ContainerRegion:
@@ -91,4 +109,8 @@ def _counted(view: RegionView) -> ContainerRegion:
             for device, use in zip(view.constant.devices, view.used, strict=True)
         ),
         processes=len(view.processes),
+        pids=frozenset(p.owner_pid for p in view.processes)
+        if all(p.owner_pid for p in view.processes)
+        else None,
+        last_kernel_ns=max((p.active_ns for p in view.processes), default=0),
     )

@@ -8,20 +8,28 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.stack.devices import CardReading, Device
+from testbed.stack.devices import CardBook, CardReading, Device
 from testbed.stack.model import PodKey
+from testbed.stack.monitor.utilization import Window
 from testbed.stack.monitor.whose import NOBODY, Owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One process on one card; ``pid`` 0 with an empty owner stands for an idle card."""
+    """One process on one card; ``pid`` 0 with an empty owner stands for an idle card.
+
+    Attributes:
+        utilization_pct: By NVML's newest sample, None where there is none.
+        busy_ns: Device time since the process began on an emulated card.
+    """
 
     uuid: str
     pid: int
     pod_uid: str
     container: str
     bytes: int
+    utilization_pct: int | None = None
+    busy_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +40,29 @@ class Tick:
     samples: tuple[Sample, ...]
 
 
-def samples_of(readings: Iterable[CardReading], owners: Mapping[int, Owner]) -> tuple[Sample, ...]:
+def samples_of(
+    readings: Iterable[CardReading],
+    owners: Mapping[int, Owner],
+    *,
+    windows: Mapping[str, Window] | None = None,
+    books: Mapping[str, CardBook] | None = None,
+) -> tuple[Sample, ...]:
     """Return the samples of one look at all cards.
 
     A card that could not be read has none: silence is not idleness.
+
+    Args:
+        readings: Of every card.
+        owners: Of every pid.
+        windows: NVML's present sample of each card, where there is one.
+        books: Each emulated card's own accounting.
     """
     found = []
     for reading in readings:
         if reading.error:
             continue
+        window = (windows or {}).get(reading.uuid)
+        book = (books or {}).get(reading.uuid)
         for process in reading.processes:
             who = owners.get(process.pid, NOBODY)
             found.append(
@@ -50,6 +72,9 @@ def samples_of(readings: Iterable[CardReading], owners: Mapping[int, Owner]) -> 
                     pod_uid=who.pod_uid,
                     container=who.container,
                     bytes=process.bytes,
+                    # NVML names the busy alone: who is not in its sample was idle.
+                    utilization_pct=window.sm_pct.get(process.pid, 0) if window else None,
+                    busy_ns=book.busy_ns.get(process.pid) if book else None,
                 )
             )
         if not reading.processes:
@@ -103,13 +128,26 @@ def answer(
     node: str,
     source: str,
     devices: Sequence[Device],
-    errors: Mapping[str, str],
-    budget_hits: Mapping[str, int],
+    readings: Mapping[str, CardReading],
+    books: Mapping[str, CardBook],
+    process_samples: Mapping[str, bool],
     now: float,
     ticks: Iterable[Tick],
     key: Callable[[str], PodKey | None],
 ) -> dict[str, object]:
-    """Return the document of ``/v1/cards``."""
+    """Return the document of ``/v1/cards``.
+
+    Args:
+        node: This one.
+        source: ``emulated`` or ``nvml``.
+        devices: The node's cards.
+        readings: The newest of each card, by uuid.
+        books: Each emulated card's own accounting, by uuid.
+        process_samples: Whether NVML tells which processes keep a card busy, by uuid.
+        now: What the caller passes on as ``since``.
+        ticks: The samples to show.
+        key: Names a pod by its uid.
+    """
     names: dict[str, tuple[str, str]] = {}
 
     def named(uid: str) -> tuple[str, str]:
@@ -132,19 +170,32 @@ def answer(
                     "pod": pod,
                     "container": sample.container,
                     "bytes": sample.bytes,
-                    "utilization_pct": None,
-                    "busy_ns": None,
+                    "utilization_pct": sample.utilization_pct,
+                    "busy_ns": sample.busy_ns,
                 }
             )
     cards = [
-        {
-            "uuid": device.uuid,
-            "name": device.name,
-            "index": device.index,
-            "memory_bytes": device.memory_bytes,
-            **({"budget_hits": budget_hits[device.uuid]} if device.uuid in budget_hits else {}),
-            **({"error": errors[device.uuid]} if errors.get(device.uuid) else {}),
-        }
+        _card(device, readings.get(device.uuid), books.get(device.uuid), process_samples)
         for device in devices
     ]
     return {"node": node, "now": now, "source": source, "cards": cards, "samples": samples}
+
+
+def _card(
+    device: Device,
+    reading: CardReading | None,
+    book: CardBook | None,
+    process_samples: Mapping[str, bool],
+) -> dict[str, object]:
+    return {
+        "uuid": device.uuid,
+        "name": device.name,
+        "index": device.index,
+        "memory_bytes": device.memory_bytes,
+        "utilization_pct": reading.utilization_pct if reading else None,
+        "process_samples": process_samples.get(device.uuid, False),
+        "clock": book.clock if book else None,
+        "lapped": book.lapped if book else None,
+        **({"budget_hits": book.budget_hits} if book else {}),
+        **({"error": reading.error} if reading and reading.error else {}),
+    }

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from testbed.stack import names
-from testbed.stack.codec import container_environment
+from testbed.stack.codec import container_environment, region_name
 from testbed.stack.config import DeviceConfig
 from testbed.stack.model import ContainerShares, PodKey
 from testbed.stack.plugin.handler import Grant
-
-#: Makes region names that stay the same when kubelet asks again for a container.
-_REGION_NAMES = uuid.UUID("6f6a9d3c-6c0f-5d2e-9a3f-7b1f5f1c2d10")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,7 @@ def container_answer(
         return ContainerAnswer(cdi=cdi, env=env)
 
     container = grant.container
-    cache_uuid = str(uuid.uuid5(_REGION_NAMES, f"{pod.uid}/{container.name}"))
+    cache_uuid = region_name(pod.uid, container.name)
     folder = paths.container_folder(pod.uid, container.name)
     oversubscribe = config.deviceMemoryScaling > 1
     env |= container_environment(

@@ -12,6 +12,7 @@ import pytest
 from testbed.native import region_layout as layout
 from testbed.native.region import RegionConstant, lock_path, make_region
 from testbed.native.region import RegionDevice as NativeDevice
+from testbed.stack.codec import region_name
 from testbed.stack.monitor.regions import ContainerRegion, RegionProblem, regions_of
 
 WHO = ("u1", "main")
@@ -26,7 +27,7 @@ def made(hook: Path, who: tuple[str, str] = WHO, *, named: tuple[str, str] = WHO
         pod_uid=named[0],
         container_name=named[1],
     )
-    return make_region(folder, "c", constant)
+    return make_region(folder, region_name(*who), constant)
 
 
 def read(hook: Path) -> ContainerRegion | RegionProblem:
@@ -46,7 +47,7 @@ def test_a_living_process_counts(tmp_path: Path) -> None:
     path = made(tmp_path)
     start = layout.EXT_OFFSET + layout.Extension.records.offset
     record = layout.ProcessRecord()
-    record.generation = 1
+    record.generation, record.active_ns = 1, 77
     record.use[0].context_bytes, record.use[0].buffer_bytes = 100, 20
     with path.open("r+b") as file:
         os.pwrite(file.fileno(), bytes(record), start)
@@ -68,6 +69,7 @@ def test_a_living_process_counts(tmp_path: Path) -> None:
         region = read(tmp_path)
         assert isinstance(region, ContainerRegion)
         assert region.processes == 1 and region.devices[0].used_bytes == 120
+        assert (region.pids, region.last_kernel_ns) == (frozenset({child}), 77)
     finally:
         os.close(wait[1])
         os.waitpid(child, 0)
@@ -103,13 +105,27 @@ def test_another_containers_region(tmp_path: Path) -> None:
     assert read(tmp_path) == BAD
 
 
-@pytest.mark.parametrize("name", ["c.cache", "c.cache.lock"])
+@pytest.mark.parametrize("end", [".cache", ".cache.lock"])
 @pytest.mark.timeout(10)
-def test_pipes_and_links_do_not_hold_the_scrape(tmp_path: Path, name: str) -> None:
-    path = made(tmp_path).with_name(name)
+def test_pipes_and_links_do_not_hold_the_scrape(tmp_path: Path, end: str) -> None:
+    path = made(tmp_path).with_name(region_name(*WHO) + end)
     path.unlink()
     os.mkfifo(path)
     assert read(tmp_path) == NONE
     path.unlink()
     path.symlink_to("/dev/zero")
     assert read(tmp_path) == NONE
+
+
+def test_files_of_a_tenant_are_not_even_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of a million files would hold the scrape."""
+    made(tmp_path)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the tenant's folder is listed")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert isinstance(read(tmp_path), ContainerRegion)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from testbed.stack.devices import CardReading, Device, ProcessBytes
+from testbed.stack.devices import CardBook, CardReading, Device, ProcessBytes
 from testbed.stack.model import PodKey
 from testbed.stack.monitor.samples import Ring, Sample, answer, samples_of
+from testbed.stack.monitor.utilization import Window
 from testbed.stack.monitor.whose import Owner
 
 
@@ -37,6 +38,25 @@ def test_one_sample_for_each_process_and_one_for_an_idle_card() -> None:
         ("GPU-a", 7, "u", "c", 10),
         ("GPU-a", 8, "unknown", "", 20),
         ("GPU-b", 0, "", "", 0),
+    ]
+
+
+def test_use_of_the_card_by_both_books() -> None:
+    readings = [
+        CardReading(
+            uuid=uuid,
+            processes=(ProcessBytes(pid=7, bytes=1), ProcessBytes(pid=8, bytes=2)),
+        )
+        for uuid in ("GPU-a", "GPU-b")
+    ]
+    window = Window(stamp_ns=1, interval_ns=1, sm_pct={7: 40}, card_pct=40)
+    book = CardBook(clock="slices", lapped=0, budget_hits=0, busy_ns={7: 5000})
+    found = samples_of(readings, {}, windows={"GPU-a": window}, books={"GPU-a": book})
+    assert [(s.uuid, s.pid, s.utilization_pct, s.busy_ns) for s in found] == [
+        ("GPU-a", 7, 40, 5000),
+        ("GPU-a", 8, 0, None),
+        ("GPU-b", 7, None, None),
+        ("GPU-b", 8, None, None),
     ]
 
 
@@ -81,8 +101,9 @@ def test_answer_is_the_contract() -> None:
         node="n1",
         source="emulated",
         devices=[Device(uuid="GPU-a", index=0, name="NVIDIA A100", memory_bytes=85899345920)],
-        errors={},
-        budget_hits={"GPU-a": 2},
+        readings={"GPU-a": CardReading(uuid="GPU-a", utilization_pct=93)},
+        books={"GPU-a": CardBook(clock="sharing", lapped=4, budget_hits=2, busy_ns={})},
+        process_samples={"GPU-a": True},
         now=now,
         ticks=ticks,
         key={"u": PodKey(namespace="ns", name="p", uid="u")}.get,
@@ -97,6 +118,10 @@ def test_answer_is_the_contract() -> None:
                 "name": "NVIDIA A100",
                 "index": 0,
                 "memory_bytes": 85899345920,
+                "utilization_pct": 93,
+                "process_samples": True,
+                "clock": "sharing",
+                "lapped": 4,
                 "budget_hits": 2,
             }
         ],
@@ -122,10 +147,14 @@ def test_answer_tells_a_card_that_cannot_be_read() -> None:
         node="n1",
         source="nvml",
         devices=[Device(uuid="GPU-a", index=0, name="X", memory_bytes=1)],
-        errors={"GPU-a": "GPU is lost"},
-        budget_hits={},
+        readings={"GPU-a": CardReading(uuid="GPU-a", error="GPU is lost")},
+        books={},
+        process_samples={},
         now=1.0,
         ticks=[],
         key=lambda uid: None,
     )
-    assert document["cards"][0]["error"] == "GPU is lost"  # type: ignore[index]
+    (card,) = document["cards"]  # type: ignore[misc]
+    assert card["error"] == "GPU is lost"
+    assert (card["clock"], card["lapped"], card["utilization_pct"]) == (None, None, None)
+    assert "budget_hits" not in card, "hardware has none"

@@ -1,0 +1,168 @@
+"""NVML's samples become windows with the right interval, whatever NVML does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.stack.devices import ProcessSample, UtilizationReading
+from testbed.stack.monitor.utilization import (
+    MS,
+    PERIOD_NS,
+    Sampler,
+    Window,
+    monotonic_ns,
+    shares,
+)
+
+REAL_NS = 1_790_000_000_000_000_000
+SECOND = 1_000_000_000
+
+
+def stamp(moment_ns: int) -> int:
+    """The driver's stamp of a monotonic time, by the wall clock."""
+    return (REAL_NS + moment_ns) // 1000
+
+
+def busy(moment_ns: int, **pct: int) -> UtilizationReading:
+    return UtilizationReading(
+        processes=tuple(
+            ProcessSample(pid=int(pid[1:]), stamp_us=stamp(moment_ns), sm_pct=value)
+            for pid, value in pct.items()
+        ),
+        card_stamp_us=stamp(moment_ns),
+        card_pct=min(100, sum(pct.values())),
+    )
+
+
+def idle(moment_ns: int) -> UtilizationReading:
+    return UtilizationReading(card_stamp_us=stamp(moment_ns), card_pct=0)
+
+
+def take(sampler: Sampler, reading: UtilizationReading, now_ns: int) -> Window | None:
+    return sampler.take(reading, now_ns=now_ns, real_ns=REAL_NS + now_ns)
+
+
+def test_a_window_is_of_the_time_between_two_samples() -> None:
+    sampler = Sampler()
+    first = take(sampler, busy(1 * SECOND, p7=30), SECOND + 100 * MS)
+    assert first == Window(stamp_ns=SECOND, interval_ns=PERIOD_NS, sm_pct={7: 30}, card_pct=30), (
+        "nothing is known before the first sample but the documented period"
+    )
+    second = take(sampler, busy(SECOND + 200 * MS, p7=30, p8=60), SECOND + 300 * MS)
+    assert second == Window(
+        stamp_ns=SECOND + 200 * MS, interval_ns=200 * MS, sm_pct={7: 30, 8: 60}, card_pct=90
+    )
+
+
+def test_no_sample_no_window_and_it_is_asked_again_soon() -> None:
+    sampler = Sampler()
+    assert take(sampler, busy(SECOND, p7=1), SECOND + 100 * MS) is not None
+    due = sampler.due_ns - (SECOND + 100 * MS)
+    assert PERIOD_NS - 20 * MS < due < PERIOD_NS, "not before the next can be there"
+    assert take(sampler, UtilizationReading(), sampler.due_ns) is None
+    assert sampler.due_ns - (SECOND + 100 * MS) < PERIOD_NS + 20 * MS
+
+
+def test_the_same_sample_told_twice_is_one_window() -> None:
+    sampler = Sampler()
+    assert take(sampler, busy(SECOND, p7=1), SECOND + 100 * MS) is not None
+    assert take(sampler, busy(SECOND, p7=1), SECOND + 115 * MS) is None
+    assert sampler.since_us == stamp(SECOND)
+
+
+def test_polls_follow_the_drivers_period() -> None:
+    """About one question too many for each sample, and none missed."""
+    sampler = Sampler()
+    period, lag = 250 * MS, 100 * MS
+    now, asked, told = 10 * SECOND, 0, []
+    while len(told) < 40:
+        newest = (now - lag) // period * period
+        reading = busy(newest, p7=50) if stamp(newest) > sampler.since_us else UtilizationReading()
+        asked += 1
+        window = take(sampler, reading, now)
+        if window is not None:
+            told.append(window)
+        now = max(now + MS, sampler.due_ns)
+    assert {b.stamp_ns - a.stamp_ns for a, b in itertools.pairwise(told)} == {period}
+    assert {window.interval_ns for window in told[1:]} == {period}
+    assert sampler.period_ns == period
+    assert asked < 2.5 * len(told)
+
+
+def test_an_idle_card_is_told_by_its_own_sample() -> None:
+    sampler = Sampler()
+    take(sampler, busy(SECOND, p7=99), SECOND + 100 * MS)
+    window = take(sampler, idle(SECOND + 160 * MS), SECOND + 260 * MS)
+    assert window is not None and window.sm_pct == {} and window.interval_ns == 160 * MS
+    assert sampler.process_samples
+
+
+def test_without_samples_of_the_card_silence_means_idle_after_two_periods() -> None:
+    sampler = Sampler()
+    start = 5 * SECOND
+    silent = UtilizationReading()
+    assert take(sampler, silent, start) is None
+    assert take(sampler, silent, start + PERIOD_NS) is None
+    window = take(sampler, silent, start + 2 * PERIOD_NS + MS)
+    assert window is not None and window.sm_pct == {}
+    assert window.stamp_ns < start + 2 * PERIOD_NS, "not of a time that NVML cannot know yet"
+
+
+def test_a_busy_card_without_processes_is_no_idle_one() -> None:
+    """Where NVML does not split the card's use (seen on hardware), nothing is told."""
+    sampler = Sampler()
+    now = 5 * SECOND
+    for _ in range(40):
+        reading = UtilizationReading(card_stamp_us=stamp(now - 100 * MS), card_pct=80)
+        assert take(sampler, reading, now) is None
+        now = sampler.due_ns
+    assert not sampler.process_samples
+    assert take(sampler, busy(now, p7=80), now + 100 * MS) is not None
+    assert sampler.process_samples, "it recovers"
+
+
+@pytest.mark.parametrize("pct", [-1, 101, 4_000_000_000])
+def test_a_figure_that_cannot_be_is_no_sample(pct: int) -> None:
+    sampler = Sampler()
+    assert take(sampler, busy(SECOND, p7=50, p8=pct), SECOND + 100 * MS) is None
+    assert take(sampler, busy(SECOND + 160 * MS, p7=50), SECOND + 260 * MS) is not None
+
+
+@pytest.mark.parametrize(
+    "reading", [UtilizationReading(error="GPU is lost"), UtilizationReading(offered=False)]
+)
+def test_a_driver_that_tells_nothing_is_asked_at_leisure(reading: UtilizationReading) -> None:
+    sampler = Sampler()
+    assert take(sampler, reading, SECOND) is None
+    assert sampler.due_ns >= SECOND + PERIOD_NS and not sampler.process_samples
+
+
+def test_after_a_pause_the_interval_is_not_the_pause() -> None:
+    sampler = Sampler()
+    take(sampler, busy(SECOND, p7=1), SECOND + 100 * MS)
+    window = take(sampler, busy(60 * SECOND, p7=1), 60 * SECOND + 100 * MS)
+    assert window is not None and window.interval_ns == PERIOD_NS
+
+
+def test_stamps_of_either_clock() -> None:
+    now = 50 * SECOND
+    assert monotonic_ns(stamp(now - 100 * MS), now_ns=now, real_ns=REAL_NS + now) == now - 100 * MS
+    own = (now - 100 * MS) // 1000
+    assert monotonic_ns(own, now_ns=now, real_ns=REAL_NS + now) == now - 100 * MS
+    assert monotonic_ns(stamp(now + SECOND), now_ns=now, real_ns=REAL_NS + now) == now
+
+
+@given(
+    used=st.dictionaries(st.integers(1, 30), st.integers(0, 100), max_size=12),
+    own=st.frozensets(st.integers(1, 30), max_size=12),
+)
+def test_shares_are_per_mille_of_one_card(used: dict[int, int], own: frozenset[int]) -> None:
+    window = Window(stamp_ns=1, interval_ns=1, sm_pct=used, card_pct=None)
+    mine, others = shares(window, own)
+    assert 0 <= mine <= 1000 and 0 <= others <= 1000
+    assert shares(window, frozenset(used) - own) == (others, mine)
+    assert (mine == 0) == (not any(used.get(pid) for pid in own))
