@@ -21,6 +21,8 @@ typedef void *CUcontext, *CUmodule, *CUfunction, *CUstream, *CUevent, *CUgraph, 
 typedef void *nvmlDevice_t;
 struct utilization { unsigned pid; unsigned long long stamp; unsigned sm, memory, encoder, decoder; };
 struct sample { unsigned long long stamp; union { double d; unsigned u; unsigned long long ull; } v; };
+struct utilization_info { unsigned long long stamp; unsigned pid, sm, memory, encoder, decoder, jpg, ofa; };
+struct utilization_infos { unsigned version, count; unsigned long long seen; struct utilization_info *infos; };
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 struct process { unsigned pid; unsigned long long bytes; unsigned gi, ci; };
 
@@ -66,6 +68,7 @@ struct process { unsigned pid; unsigned long long bytes; unsigned gi, ci; };
     F(nvmlDeviceGetUtilizationRates, (nvmlDevice_t, unsigned *))                              \
     F(nvmlDeviceGetProcessUtilization,                                                        \
       (nvmlDevice_t, struct utilization *, unsigned *, unsigned long long))                   \
+    F(nvmlDeviceGetProcessesUtilizationInfo, (nvmlDevice_t, struct utilization_infos *))      \
     F(nvmlDeviceGetSamples,                                                                   \
       (nvmlDevice_t, int, unsigned long long, int *, unsigned *, struct sample *))            \
     F(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t, struct memory_v2 *))                         \
@@ -526,7 +529,7 @@ static void watch(double seconds)
     nvmlDevice_t card;
     OK(nvmlInit_v2());
     OK(nvmlDeviceGetHandleByIndex_v2(0, &card));
-    unsigned long long seen = 0, device_seen = 0;
+    unsigned long long seen = 0;
     double asked = 0;
     int calls = 0;
     printf("{\"samples\": [");
@@ -555,14 +558,58 @@ static void watch(double seconds)
             seen = found[i].stamp > seen ? found[i].stamp : seen;
         rest_us(10000);
     }
-    printf("], \"call_us\": %.1f, \"device\": [", asked / calls);
+    printf("], \"call_us\": %.1f", asked / calls);
+    struct utilization_info infos[64];
+    struct utilization_infos all = {.version = sizeof all | 1u << 24, .count = 64, .infos = infos};
+    int code = nvmlDeviceGetProcessesUtilizationInfo == NULL
+                   ? -1
+                   : nvmlDeviceGetProcessesUtilizationInfo(card, &all);
+    printf(", \"infos\": {\"code\": %d, \"list\": [", code);
+    for (unsigned i = 0; code == 0 && i < all.count; i++)
+        printf("%s[%u, %llu, %u]", i ? ", " : "", infos[i].pid, infos[i].stamp, infos[i].sm);
+    unsigned rates[2] = {0, 0};
+    code = nvmlDeviceGetUtilizationRates(card, rates);
+    printf("]}, \"rates\": {\"code\": %d, \"gpu\": %u, \"memory\": %u}", code, rates[0], rates[1]);
     static struct sample samples[4096];
     unsigned count = 4096;
     int type;
-    if (nvmlDeviceGetSamples(card, 1, device_seen, &type, &count, samples) == 0)
-        for (unsigned i = count > 40 ? count - 40 : 0; i < count; i++)
-            printf("%s[%llu, %u]", i && i != (count > 40 ? count - 40 : 0) ? ", " : "",
-                   samples[i].stamp, samples[i].v.u);
+    code = nvmlDeviceGetSamples(card, 1, 0, &type, &count, samples);
+    printf(", \"device\": {\"code\": %d, \"now\": %.0f, \"samples\": [", code, unix_us());
+    unsigned first = count > 60 ? count - 60 : 0;
+    for (unsigned i = first; code == 0 && i < count; i++)
+        printf("%s[%llu, %u]", i > first ? ", " : "", samples[i].stamp, samples[i].v.u);
+    printf("]}}\n");
+}
+
+/* Waits for the device's utilisation to show a burst of work, and its end: the lag. */
+static void lag(void)
+{
+    nvmlDevice_t card;
+    unsigned rates[2];
+    start();
+    OK(nvmlInit_v2());
+    OK(nvmlDeviceGetHandleByIndex_v2(0, &card));
+    printf("{\"rounds\": [");
+    for (int round = 0; round < 5; round++) {
+        double rise = -1, fall = -1;
+        rest_us(1500e3);
+        double begin = now_us();
+        for (double t = begin; t < begin + 1e6; t = now_us()) {
+            if (cuStreamQuery(stream) == 0)
+                launch_spin(turns(20e3), stream, 1);
+            if (rise < 0 && nvmlDeviceGetUtilizationRates(card, rates) == 0 && rates[0] >= 50)
+                rise = now_us() - begin;
+            rest_us(2000);
+        }
+        OK(cuStreamSynchronize(stream));
+        double end = now_us();
+        while (fall < 0 && now_us() < end + 2e6) {
+            if (nvmlDeviceGetUtilizationRates(card, rates) == 0 && rates[0] < 50)
+                fall = now_us() - end;
+            rest_us(2000);
+        }
+        printf("%s{\"rise_us\": %.0f, \"fall_us\": %.0f}", round ? ", " : "", rise, fall);
+    }
     printf("]}\n");
 }
 
@@ -580,11 +627,13 @@ int main(int argc, char **argv)
         duty(atof(argv[2]), atof(argv[3]), atof(argv[4]));
     else if (strcmp(mode, "slices") == 0 && argc == 3)
         slices(atof(argv[2]));
+    else if (strcmp(mode, "lag") == 0)
+        lag();
     else if (strcmp(mode, "watch") == 0 && argc == 3)
         watch(atof(argv[2]));
     else {
         fputs("probe facts | hog US SECONDS deep|sync | duty PERCENT PERIOD_MS SECONDS | "
-              "slices SECONDS | watch SECONDS\n", stderr);
+              "slices SECONDS | lag | watch SECONDS\n", stderr);
         return 2;
     }
     return 0;

@@ -61,7 +61,9 @@ def utilisation(watched: dict[str, Any]) -> dict[str, Any]:
     for sample in watched.get("samples", []):
         if "pid" in sample:
             by_pid.setdefault(sample["pid"], []).append(sample)
-    found: dict[str, Any] = {"call_us": watched.get("call_us")}
+    found: dict[str, Any] = {
+        key: watched.get(key) for key in ("call_us", "infos", "rates", "device")
+    }
     for pid, samples in by_pid.items():
         stamps = [s["stamp"] for s in samples]
         steps = [b - a for a, b in itertools.pairwise(stamps)]
@@ -97,6 +99,7 @@ def main() -> int:
             runs = [("hog", us, 4, pattern) for us in lengths]
             *shares, watched = probe.together(*runs, ("watch", 4))
             result[f"pair_{name}"] = {"shares": shares, "nvml": utilisation(watched)}
+        (result["nvml_lag"],) = probe.together(("lag",))
         for percent in (10, 50, 90):
             duty, watched = probe.together(("duty", percent, 20, 4), ("watch", 6))
             result[f"duty_{percent}"] = {"duty": duty, "nvml": utilisation(watched)}
