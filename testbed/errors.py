@@ -58,6 +58,10 @@ class TestbedError(Exception):
             lines.append(f"  see: {self.artifacts}")
         return "\n".join(lines)
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows instead of a stack: the error says all that helps."""
+        return [f"{type(self).__name__}: {self.text()}"]
+
 
 class InputError(TestbedError):
     """The user asked for something impossible or unknown."""

@@ -15,7 +15,7 @@ import yaml
 
 from testbed.lab.report import facts
 from testbed.lab.report.chart import Chart
-from testbed.lab.report.svg import panel_svg, series_class
+from testbed.lab.report.pictures import pictures, style
 from testbed.lab.report.table import MARKS, figure
 from testbed.lab.scenario.record import Check, Record, Report, Verdict
 
@@ -46,7 +46,7 @@ def webpage(
             zip(report.cases, charts, links, strict=True)
         )
     ]
-    style = (files(__package__) / "style.css").read_text()
+    styles = (files(__package__) / "style.css").read_text() + style()
     return facts.printable(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -54,7 +54,7 @@ def webpage(
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
         " style-src 'unsafe-inline'\">\n"
         f"<title>{escape(title)} – vgpu-testbed</title>\n"
-        f"<style>\n{style}</style>\n</head>\n<body>\n"
+        f"<style>\n{styles}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + f"\n<footer>vgpu-testbed, {escape(report.schema)}</footer>\n</body>\n</html>\n"
     )
@@ -112,7 +112,7 @@ def _case(record: Record, number: int, chart: Chart | None, links: Mapping[str, 
     if record.reason:
         parts.append(f'<p class="reason">{_lines(record.reason)}</p>')
     if chart is not None and chart.sides:
-        parts.append(_pictures(chart))
+        parts.append(f"<h3>Over time</h3>{pictures(chart)}")
     if record.checks or record.control is not None:
         parts.append(_checks(record))
     parts.append('<div class="columns">')
@@ -133,33 +133,6 @@ def _case(record: Record, number: int, chart: Chart | None, links: Mapping[str, 
         parts.append(f"<div><h3>Files</h3><p>{shown}</p></div>")
     parts.append("</div></section>")
     return "".join(parts)
-
-
-def _pictures(chart: Chart) -> str:
-    legend = "".join(
-        f'<li><svg viewBox="0 0 26 10" aria-hidden="true"><path class="line {series_class(number)}"'
-        f' d="M0 5H26"/></svg>{escape(label)}</li>'
-        for number, label in enumerate(chart.labels())
-    )
-    legend += (
-        '<li><svg viewBox="0 0 26 10" aria-hidden="true"><path class="cap axis" d="M0 5H26"/></svg>'
-        "what it asked for</li>"
-    )
-    figures = []
-    rows = max(len(side.panels) for side in chart.sides)
-    for row in range(rows):
-        for side in chart.sides:
-            if row < len(side.panels):
-                panel = side.panels[row]
-                figures.append(
-                    f"<figure><figcaption>{escape(side.title)}"
-                    f' <span class="soft">– {escape(panel.title)}, {escape(panel.unit)}</span>'
-                    f"</figcaption>{panel_svg(chart, side, panel)}</figure>"
-                )
-    return (
-        f'<h3>Over time</h3><ul class="legend">{legend}</ul>'
-        f'<div class="pictures">{"".join(figures)}</div>'
-    )
 
 
 def _cell(label: str, content: str, kind: str = "") -> str:
