@@ -152,22 +152,22 @@ def _checks(record: Record) -> str:
     controlled = any(line.must is not None for line in every)
     head = ["Verdict", "Check", "Pod", "Asked", "Workload", "Card", "Tolerance"]
     head += ["Control"] if controlled else []
-    reasons = any(line.check and line.check.reason for line in every)
-    head += ["Source", "Reason"] if reasons else ["Source"]
+    head.append("Reason, source")
     numbers = {"Asked", "Workload", "Card", "Tolerance"}
     columns = "".join(
         f'<th class="number">{each}</th>' if each in numbers else f"<th>{each}</th>"
         for each in head
     )
-    rows = "".join(_check(line, controlled=controlled, reasons=reasons) for line in every)
+    rows = "".join(_check(line, controlled=controlled) for line in every)
     return (
         f'<h3>Checks</h3><p class="soft">{escape(facts.counted(record))}.'
         f" Control: {escape(facts.control_text(record))}.</p>"
-        f'<table class="wide"><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<div class="scroll"><table class="wide"><thead><tr>{columns}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 
-def _check(line: facts.Line, *, controlled: bool, reasons: bool) -> str:
+def _check(line: facts.Line, *, controlled: bool) -> str:
     shown, check = line.shown, line.check
     name = f"<code>{escape(shown.name)}</code>"
     if shown.variant:
@@ -183,9 +183,10 @@ def _check(line: facts.Line, *, controlled: bool, reasons: bool) -> str:
     ]
     if controlled:
         cells.append(_cell("Control", _control(line), "broad"))
-    cells.append(_cell("Source", escape(shown.source or "-"), "text soft broad"))
-    if reasons:
-        cells.append(_cell("Reason", _lines(check.reason if check else ""), "text broad"))
+    reason = _lines(check.reason if check else "")
+    source = f'<span class="soft">{escape(shown.source)}</span>' if shown.source else ""
+    both = "<br>".join(filter(None, (reason, source)))
+    cells.append(_cell("Reason, source", f"<span>{both}</span>" if both else "", "text broad"))
     return f"<tr>{''.join(cells)}</tr>"
 
 

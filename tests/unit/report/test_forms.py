@@ -213,7 +213,7 @@ def test_the_page_begins_with_the_verdict_and_shows_everything() -> None:
         "✗ fail", "memory_capnative", "b", "30,720 MiB", "30,718 MiB", "31,744 MiB", "± 2 MiB"
     ]  # fmt: skip
     assert rows[0][7] == "✓ fail, as it must 33,792 MiB"
-    assert rows[0][8:] == ["monitor (emulated)", "above the cap"]
+    assert rows[0][8:] == ["above the capmonitor (emulated)"]
     assert rows[1][0] == "✓ pass"
     for text in ("a: asked 10 GiB", "The pod ends at its cap.", "2.15.0", "libvgpu.so 12ab",
                  "gpumem: 30720", "2026-01-02 03:04:05 UTC", "keep their caps?"):  # fmt: skip
