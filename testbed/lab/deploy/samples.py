@@ -47,6 +47,14 @@ class CardInfo(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     #: How often the host's memory budget refused something to an emulated card.
     budget_hits: int = 0
+    utilization_pct: float | None = None
+    #: Whether NVML tells which processes keep it busy.
+    process_samples: bool = False
+    #: ``slices`` or ``sharing``, None on hardware.
+    clock: str | None = None
+    #: Points of an emulated card's clock that a reader came too late for.
+    lapped: int | None = None
+    error: str = ""
     node: str = ""
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
+import fcntl
 import json
+import os
+import struct
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
+from testbed.card import driver_root
+from testbed.card.spec import CardSpec
 from testbed.errors import DeployError, InputError, MissingTool
+from testbed.native import card
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices import (
     Device,
     DriverRoot,
+    card_book,
     emulated_spec,
     find_driver_root,
     nvidia,
@@ -195,3 +205,121 @@ def test_numa_node_of_a_pci_address(tmp_path: Path) -> None:
     node.write_text("1\n")
     assert nvidia._numa_of_pci("00000000:07:00.0", tmp_path) == 1
     assert nvidia._numa_of_pci("00000000:08:00.0", tmp_path) is None
+
+
+class Sampled:
+    """NVML's calls for samples, as ``nvidia`` uses them."""
+
+    def __init__(self, processes: Any, card: Any) -> None:
+        self.processes, self.card = processes, card
+
+    def __call__(self, monkeypatch: pytest.MonkeyPatch, since_us: int = 100) -> Any:
+        def answer(value: Any) -> Any:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        monkeypatch.setattr(
+            pynvml, "nvmlDeviceGetProcessUtilization", lambda *_: answer(self.processes)
+        )
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_: answer(self.card))
+        nvml = nvidia.Nvml.__new__(nvidia.Nvml)
+        nvml._handles = {"GPU-a": object()}
+        return nvml.utilization("GPU-a", since_us)
+
+
+def process_sample(pid: int, stamp: int, sm: int) -> Any:
+    found = pynvml.c_nvmlProcessUtilizationSample_t()
+    found.pid, found.timeStamp, found.smUtil = pid, stamp, sm
+    return found
+
+
+def card_sample(stamp: int, pct: int) -> Any:
+    found = pynvml.c_nvmlSample_t()
+    found.timeStamp, found.sampleValue.uiVal = stamp, pct
+    return found
+
+
+def test_samples_after_a_stamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Old entries and one without a process come as well (seen: go-nvml #51).
+    processes = [process_sample(7, 200, 40), process_sample(8, 100, 9), process_sample(0, 200, 1)]
+    unsigned = (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, [card_sample(150, 1), card_sample(210, 44)])
+    found = Sampled(processes, unsigned)(monkeypatch)
+    assert [(p.pid, p.stamp_us, p.sm_pct) for p in found.processes] == [(7, 200, 40)]
+    assert (found.card_stamp_us, found.card_pct, found.offered) == (210, 44, True)
+    double = card_sample(210, 0)
+    double.sampleValue.dVal = 12.7
+    found = Sampled([], (pynvml.NVML_VALUE_TYPE_DOUBLE, [double]))(monkeypatch)
+    assert found.card_pct == 12
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND),
+        pynvml.NVMLError(pynvml.NVML_SUCCESS),
+        pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE),
+    ],
+)
+def test_nobody_was_busy(monkeypatch: pytest.MonkeyPatch, nothing: Exception) -> None:
+    found = Sampled(nothing, nothing)(monkeypatch)
+    assert (found.processes, found.card_stamp_us, found.offered, found.error) == (
+        (),
+        None,
+        True,
+        "",
+    )
+
+
+def test_a_driver_that_samples_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    found = Sampled(refused, refused)(monkeypatch)
+    assert (found.offered, found.error) == (False, "")
+    lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    assert "lost" in Sampled(lost, refused)(monkeypatch).error
+
+
+def test_books_of_an_emulated_card(tmp_path: Path) -> None:
+    """A slot counts for the living owner of its lock, by the pid that we see."""
+    (uuid,) = driver_root.make(tmp_path, [CardSpec(count=1)])
+    root = DriverRoot(path="/x", emulated=True, nvml=tmp_path / "driver/libnvidia-ml.so.1")
+    folder = tmp_path / "cards" / uuid
+    book = card_book(root, uuid)
+    assert book is not None
+    assert (book.clock, book.lapped, book.budget_hits, book.busy_ns) == ("slices", 0, 0, {})
+    layout = card.StateLayout
+    size = ctypes.sizeof(card.SlotLayout)
+    with (folder / "state").open("r+b") as file:
+        os.pwrite(file.fileno(), struct.pack("<Q", 2), layout.slot_count.offset)
+        for index, busy in enumerate((5000, 7000)):
+            slot = card.SlotLayout(generation=1, pid=1, busy_ns=busy)
+            os.pwrite(file.fileno(), bytes(slot), layout.slots.offset + index * size)
+        os.pwrite(file.fileno(), struct.pack("<I", 1), _clock_mode())
+    assert card_book(root, uuid) == dataclasses.replace(book, clock="sharing"), "nobody lives"
+    ready, wait = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            lock = os.open(folder / "cuda.lock", os.O_RDWR | os.O_CREAT)
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, 1)
+            os.write(ready[1], b"1")
+            os.close(wait[1])
+            os.read(wait[0], 1)  # until the test ends
+        finally:
+            os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"1"
+        found = card_book(root, uuid)
+        assert found is not None and found.busy_ns == {child: 7000}
+    finally:
+        os.close(wait[1])
+        os.waitpid(child, 0)
+        for end in (*ready, wait[0]):
+            os.close(end)
+    hardware = DriverRoot(path="/x", emulated=False, nvml=root.nvml)
+    assert card_book(hardware, uuid) is None
+
+
+def _clock_mode() -> int:
+    layout = card.StateLayout
+    return int(layout.description.offset + card.DescriptionLayout.clock_mode.offset)
