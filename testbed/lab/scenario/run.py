@@ -8,9 +8,11 @@ a case whose last cell wrote no record is an error.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ import yaml
 
 from testbed.errors import InputError, TestbedError
 from testbed.lab import cache, use
+from testbed.lab.report.files import write_all
 from testbed.lab.scenario.cases import Case, checked_parameters, load_parameters, load_question
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.record import (
@@ -38,6 +41,10 @@ from testbed.lab.scenario.record import (
     worst,
     write_json,
 )
+
+#: Names a file that the notebook's steps are written to, instead of into its cells.
+PROGRESS = "VGPU_TESTBED_PROGRESS"
+_TAIL_S = 0.1
 
 #: Parameters that the runner itself hands to every notebook.
 RUNNER_PARAMETERS = ("case", "testbed", "run_folder")
@@ -202,11 +209,12 @@ def _papermill(
             "PYTHONUNBUFFERED": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             use.VARIABLE: str(os.getpid()),
+            PROGRESS: str((folder / "progress.log").absolute()),
             # A person's profile must not change a run, nor a run leave things in a home folder.
             "IPYTHONDIR": str(cache.root() / "ipython"),
             "MPLCONFIGDIR": str(cache.root() / "matplotlib"),
         }
-        with (folder / "papermill.log").open("w") as log:
+        with (folder / "papermill.log").open("w") as log, _tail(folder / "progress.log", show):
             process = subprocess.Popen(
                 argv,
                 stdout=subprocess.PIPE,
@@ -254,6 +262,34 @@ def _follow(
             stream.close()
 
 
+@contextlib.contextmanager
+def _tail(path: Path, show: Callable[[str], None]) -> Iterator[None]:
+    """Show each line that is written to a file while the body runs."""
+    path.write_text("")
+    ended = threading.Event()
+
+    def follow() -> None:
+        with path.open(errors="replace") as file:
+            line = ""
+            while True:
+                last = ended.wait(_TAIL_S)  # asked before the read: nothing comes after it
+                while part := file.readline():
+                    line += part
+                    if line.endswith("\n"):
+                        show(line.rstrip())
+                        line = ""
+                if last:
+                    return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(5)
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     for sign, grace in ((signal.SIGINT, 5.0), (signal.SIGKILL, 5.0)):
         try:
@@ -278,8 +314,9 @@ def run_cases(
     after_error: Callable[[], None],
     repeat: int = 1,
     began: Callable[[Case, int], None] | None = None,
+    reproduce: str = "",
 ) -> Report:
-    """Run cases one after the other and write ``report.json`` of the run's folder.
+    """Run cases one after the other and write the report into the run's folder.
 
     Args:
         folder: The run's own, from ``run_folder``; ``latest`` beside it will lead to it.
@@ -287,9 +324,11 @@ def run_cases(
         began: Told each case and its round, from 1, before it runs.
         after_error: Called when a case ended without a verdict, to put the testbed
             back in order before the next one.
+        reproduce: The command that runs the same again, for the report.
     """
     for case in cases:
         check_case(case, notebooks / f"{case.question}.ipynb")
+    started, begin = datetime.now(UTC), time.monotonic()
     records: list[Record] = []
     rounds = [(case, number) for number in range(1, repeat + 1) for case in cases]
     for case, number in rounds:
@@ -312,14 +351,31 @@ def run_cases(
                 text = f"not run: the testbed could not be put in order: {error.text()}"
                 records += [_no_record(rest, {}, text) for rest, _ in rounds[len(records) :]]
                 break
-    report = Report(verdict=worst([r.verdict for r in records]), cases=tuple(records))
-    write_json(folder / "report.json", report)
+    report = Report(
+        verdict=worst([r.verdict for r in records]),
+        cases=tuple(records),
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - begin, 1),
+        reproduce=reproduce or command_for(cases, repeat),
+    )
+    finish(report, folder)
+    return report
+
+
+def command_for(cases: tuple[Case, ...], repeat: int = 1) -> str:
+    """Return the command that runs cases again."""
+    words = ["testbed", "run", *(str(case) for case in cases)]
+    return shlex.join(words + ([f"--repeat={repeat}"] if repeat > 1 else []))
+
+
+def finish(report: Report, folder: Path) -> None:
+    """Write a run's report in all its forms, and let ``latest`` lead to its folder."""
+    write_all(report, folder)
     latest = folder.with_name("latest")
     temporary = folder.with_name(f".latest-{folder.name}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder.name)
     temporary.replace(latest)
-    return report
 
 
 def run_folder(runs: Path) -> Path:
