@@ -20,9 +20,10 @@ from testbed.lab.progress import ConsoleProgress
 from testbed.lab.report.plot import draw
 from testbed.lab.report.table import checks_html, checks_text, columns, record_text
 from testbed.lab.scenario.access import ClusterAccess
-from testbed.lab.scenario.cases import checked_parameters, load_question
+from testbed.lab.scenario.cases import checked_parameters, load_question, scenarios_root
 from testbed.lab.scenario.leftovers import tidy
 from testbed.lab.scenario.pods import (
+    check_cards,
     check_users,
     namespace_manifest,
     pins,
@@ -103,16 +104,23 @@ class Experiment:
         self._control: Control | None = None
         with testbed.use("notebook", self._progress) as use:
             self._info: Info = testbed.ensure(None, self._progress, as_it_is=use.joined)
-        check_users(question.plan(parameters), id_range=testbed.cluster.status().id_range)
+        status = testbed.cluster.status()
+        check_users(question.plan(parameters), id_range=status.id_range)
+        check_cards(question.needs(parameters), [len(node.cards) for node in status.nodes])
 
     def plan(self) -> Table:
         """Show which pods will run."""
         plans = self._question.plan(self._parameters)
-        keys = sorted({key for plan in plans for key in plan.limits})
+        members = [(plan, container) for plan in plans for container in plan.containers]
+        keys = sorted({key for _, container in members for key in container.limits})
         header = ("POD", *(key.rpartition("/")[2].upper() for key in keys), "WORKLOAD")
         rows = [
-            (plan.name, *(plan.limits.get(key, "-") for key in keys), plan.workload)
-            for plan in plans
+            (
+                plan.name if len(plan.containers) == 1 else f"{plan.name}/{container.name}",
+                *(container.limits.get(key, "-") for key in keys),
+                container.workload,
+            )
+            for plan, container in members
         ]
         return _table(header, rows)
 
@@ -136,6 +144,8 @@ class Experiment:
         ):
             trial = self._control_trial = self._one_trial("off", step, previous=previous)
         self._control = self._question.control(self._parameters, trial)
+        # What a pod does alone and unlimited is known only now.
+        self._checks = self._question.checks(self._parameters, previous, trial)
         return _checks_table(self._control.checks)
 
     def plot(self) -> Picture:
@@ -201,15 +211,18 @@ class Experiment:
             manifests.append(
                 pod_manifest(namespace, plan, image=self._info.pytorch_image, pin=pin, node=node)
             )
+        around = [
+            namespace_manifest(namespace),
+            workload_manifest(namespace, self._folder, plans),
+        ]
         try:
-            kube.create(namespace_manifest(namespace))
-            kube.create(workload_manifest(namespace, self._folder, plans))
             trial = run_trial(
                 ClusterAccess(kube),
                 namespace,
-                manifests,
+                [*around, *manifests],
                 enforcement=mode,
                 deadline_seconds=TRIAL_SECONDS,
+                deletions={plan.name: plan.delete_in for plan in plans if plan.delete_in},
                 step=step,
             )
         except BaseException as error:
@@ -270,23 +283,6 @@ def open_case(
     checked = checked_parameters(question, parameters)
     folder = Path(run_folder) if run_folder else _default_run_folder(root, case)
     return Experiment(question, root / question_name, checked, case, Testbed(testbed), folder)
-
-
-def scenarios_root() -> Path:
-    """Return the ``scenarios`` folder: of the environment, or above this folder.
-
-    Raises:
-        InputError: there is none.
-    """
-    configured = os.environ.get("VGPU_TESTBED_SCENARIOS")
-    if configured:
-        return Path(configured)
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if (folder / "scenarios").is_dir():
-            return folder / "scenarios"
-    raise InputError(
-        f"no scenarios folder in {Path.cwd()} or above", hint="run this in a clone of the project"
-    )
 
 
 def _default_run_folder(root: Path, case: str) -> Path:

@@ -59,8 +59,8 @@ def case(tmp_path, request):
     """A case of the co-location question in a folder of its own."""
     folder = tmp_path / "scenarios" / "co_location"
     folder.mkdir(parents=True)
-    real = request.config.rootpath / "scenarios" / "co_location" / "question.py"
-    (folder / "question.py").write_text(real.read_text())
+    for real in (request.config.rootpath / "scenarios" / "co_location").glob("*.py"):
+        (folder / real.name).write_text(real.read_text())
     path = folder / "small.yaml"
     path.write_text(CASE)
     return Case(question="co_location", name="small", path=path)

@@ -8,7 +8,6 @@ from typing import Any
 from testbed.errors import CodecError
 from testbed.lab.deploy import Reading, cards, ledger
 from testbed.lab.kube import ApiError, Kube
-from testbed.lab.scenario.pods import CONTAINER
 from testbed.stack import names
 from testbed.stack.codec import decode_register
 from testbed.stack.model import Card
@@ -22,25 +21,40 @@ class ClusterAccess:
         self._stack_namespace = namespace
 
     def start(self, manifests: Sequence[Mapping[str, Any]]) -> None:
-        """Create the objects in order."""
+        """Create the objects in order; those that are there already are left alone.
+
+        The trial's namespace is its own, so what is there was made by a call whose
+        answer was lost.
+        """
         for manifest in manifests:
-            self._kube.create(dict(manifest))
+            try:
+                self._kube.create(dict(manifest))
+            except ApiError as error:
+                if error.status != 409:
+                    raise
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         return self._kube.find("v1", "Pod", name, namespace)
 
-    def log(self, namespace: str, name: str) -> str:
+    def log(self, namespace: str, name: str, container: str) -> str:
         """Return the workload's log; nothing before the container runs."""
         try:
-            return self._kube.logs(namespace, name, CONTAINER)
+            return self._kube.logs(namespace, name, container)
         except ApiError as error:
             if error.status in (400, 404):
                 return ""
             raise
 
-    def release(self, namespace: str, name: str, phase: str) -> None:
-        """Let a pod that waits go on. A pod that ended meanwhile needs no release."""
-        self._kube.exec(namespace, name, ["touch", f"/tmp/release/{phase}"], container=CONTAINER)
+    def release(self, namespace: str, name: str, container: str, phase: str) -> bool:
+        """Let a container that waits go on; False where it could not be told."""
+        done = self._kube.exec(
+            namespace, name, ["touch", f"/tmp/release/{phase}"], container=container
+        )
+        return done.rc == 0
+
+    def delete(self, namespace: str, name: str) -> None:
+        """Delete a pod, as its owner would; one that is gone is left alone."""
+        self._kube.delete("v1", "Pod", name, namespace)
 
     def cards(self, since: float | Mapping[str, float]) -> Reading:
         return cards(self._kube, since, namespace=self._stack_namespace)

@@ -99,7 +99,13 @@ def load_question(folder: Path) -> Question:
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) == str(path):
         module = sys.modules[name]
     else:
-        spec = importlib.util.spec_from_file_location(name, path)
+        _forget(name)
+        spec = importlib.util.spec_from_file_location(
+            # A package, so that a question may lie in several files of its folder.
+            name,
+            path,
+            submodule_search_locations=[str(folder)],
+        )
         if spec is None or spec.loader is None or not path.exists():
             raise InputError(f"there is no question in {folder}", why=f"{path} does not exist")
         module = importlib.util.module_from_spec(spec)
@@ -107,7 +113,7 @@ def load_question(folder: Path) -> Question:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            del sys.modules[name]
+            _forget(name)
             raise InputError(
                 f"{path} cannot be loaded", why=f"{type(error).__name__}: {error}"
             ) from error
@@ -115,6 +121,12 @@ def load_question(folder: Path) -> Question:
     if question is None:
         raise InputError(f"{path} defines no QUESTION")
     return question  # type: ignore[no-any-return]
+
+
+def _forget(name: str) -> None:
+    """Unload a question and the files that it is made of."""
+    for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+        del sys.modules[module]
 
 
 def load_parameters(path: Path) -> dict[str, Any]:

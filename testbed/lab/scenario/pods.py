@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import InputError
-from testbed.lab.scenario.question import PodPlan
+from testbed.lab.scenario.question import ContainerPlan, PodPlan
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares
 
 WORKLOAD_FOLDER = "/workload"
-CONTAINER = "main"
 TRIAL_LABEL = "vgpu-testbed.dev/trial"
 
 
@@ -28,12 +27,13 @@ def namespace_manifest(name: str) -> dict[str, Any]:
 
 def workload_manifest(namespace: str, folder: Path, plans: Sequence[PodPlan]) -> dict[str, Any]:
     """Return the ConfigMap with the workloads' sources."""
-    files = sorted({plan.workload for plan in plans})
+    files = {container.workload for plan in plans for container in plan.containers}
+    files |= {name for plan in plans for name in plan.files}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "workload", "namespace": namespace},
-        "data": {name: (folder / name).read_text() for name in files},
+        "data": {name: (folder / name).read_text() for name in sorted(files)},
     }
 
 
@@ -59,19 +59,7 @@ def pod_manifest(
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": image,
-                "imagePullPolicy": "IfNotPresent",
-                "command": ["python3", "-u", f"{WORKLOAD_FOLDER}/{plan.workload}"],
-                "env": [{"name": "WORKLOAD_PARAMETERS", "value": json.dumps(plan.parameters)}],
-                "resources": {"limits": dict(plan.limits)},
-                "volumeMounts": [
-                    {"name": "workload", "mountPath": WORKLOAD_FOLDER, "readOnly": True}
-                ],
-            }
-        ],
+        "containers": [_container(container, image) for container in plan.containers],
         "volumes": [{"name": "workload", "configMap": {"name": "workload"}}],
     }
     if plan.scheduler:
@@ -90,6 +78,19 @@ def pod_manifest(
             "annotations": {**plan.annotations, **(pin or {})},
         },
         "spec": spec,
+    }
+
+
+def _container(plan: ContainerPlan, image: str) -> dict[str, Any]:
+    env = {**plan.env, "WORKLOAD_PARAMETERS": json.dumps(plan.parameters)}
+    return {
+        "name": plan.name,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-u", f"{WORKLOAD_FOLDER}/{plan.workload}"],
+        "env": [{"name": name, "value": value} for name, value in env.items()],
+        "resources": {"limits": dict(plan.limits)},
+        "volumeMounts": [{"name": "workload", "mountPath": WORKLOAD_FOLDER, "readOnly": True}],
     }
 
 
@@ -112,9 +113,26 @@ def check_users(plans: Sequence[PodPlan], *, id_range: bool) -> None:
         )
 
 
+def check_cards(needed: int, nodes: Sequence[int]) -> None:
+    """Refuse a case that wants more cards on one node than any has.
+
+    Args:
+        needed: Cards that one node must have.
+        nodes: Cards of each node.
+
+    Raises:
+        InputError: before anything is submitted.
+    """
+    if nodes and max(nodes) < needed:
+        raise InputError(
+            f"this case needs {needed} cards on one node; this testbed has at most {max(nodes)}",
+            hint=f"bring one up with more (testbed up --cards a100-80gb:{needed})",
+        )
+
+
 def pins(pod: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return node and annotations that put a copy of a finished pod in the same place."""
     notes = pod.get("metadata", {}).get("annotations", {})
     shares = decode_pod_shares(notes.get(names.POD_ALLOCATED, ""))
-    uuids = [share.uuid for container in shares for share in container]
+    uuids = dict.fromkeys(share.uuid for container in shares for share in container)
     return pod.get("spec", {}).get("nodeName", ""), {names.USE_UUID: ",".join(uuids)}

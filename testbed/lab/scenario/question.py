@@ -20,26 +20,45 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerPlan:
+    """A container to run.
+
+    Attributes:
+        name: Its name in the pod.
+        limits: Resource limits, as strings.
+        parameters: Handed to the workload as JSON in ``WORKLOAD_PARAMETERS``.
+        workload: File name of the program in the question's folder.
+        env: Environment, as the pod's author sets it.
+    """
+
+    name: str = "main"
+    limits: Mapping[str, str]
+    parameters: Mapping[str, Any]
+    workload: str = "workload.py"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlan:
     """A pod to run, without the names that only the cluster gives.
 
     Attributes:
         name: Short name in the case, ``a``.
-        limits: Resource limits of its container, as strings.
-        parameters: Handed to the workload as JSON in ``WORKLOAD_PARAMETERS``.
-        workload: File name of the program in the question's folder.
+        containers: What runs in it, in the order of the pod.
+        files: Files of the question's folder that the programs need beside their own.
         annotations: Annotations beside the pinning of a control run.
         scheduler: Explicit scheduler name; empty leaves it to the webhook.
         run_as_user: Another user (and group) than the image's.
+        delete_in: Phase in which the pod is deleted instead of released.
     """
 
     name: str
-    limits: Mapping[str, str]
-    parameters: Mapping[str, Any]
-    workload: str = "workload.py"
+    containers: tuple[ContainerPlan, ...]
+    files: tuple[str, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
     run_as_user: int | None = None
+    delete_in: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,22 +76,58 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerTrace:
+    """One container's life: the facts its workload printed."""
+
+    name: str
+    events: tuple[Mapping[str, Any], ...]
+    problem: str = ""  # why it did not run to its end, with its last lines
+
+    def event(self, kind: str, phase: str = "", **fields: Any) -> Mapping[str, Any] | None:
+        """Return the first event of a kind (phase, other fields), None without one."""
+        for event in self.events:
+            if (
+                event["event"] == kind
+                and (not phase or event.get("phase") == phase)
+                and all(event.get(key) == value for key, value in fields.items())
+            ):
+                return event
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodTrace:
-    """One pod's life: its final object and the facts its workload printed."""
+    """One pod's life: its final object and what its containers printed.
+
+    Attributes:
+        deleted: When its deletion was asked for, by its node's clock; None: it was not.
+        gone: When the API server no longer had it, likewise.
+    """
 
     name: str
     uid: str
     node: str
     object: Mapping[str, Any]
-    events: tuple[Mapping[str, Any], ...]
-    problem: str = ""  # why it did not run to its end
+    containers: tuple[ContainerTrace, ...]
+    deleted: float | None = None
+    gone: float | None = None
 
-    def event(self, kind: str, phase: str = "") -> Mapping[str, Any] | None:
-        """Return the first event of a kind (and phase), None where there is none."""
-        for event in self.events:
-            if event["event"] == kind and (not phase or event.get("phase") == phase):
-                return event
-        return None
+    def container(self, name: str) -> ContainerTrace:
+        """Return one container's trace; an empty one that says so where there is none."""
+        for trace in self.containers:
+            if trace.name == name:
+                return trace
+        return ContainerTrace(name=name, events=(), problem=f"no container {name}")
+
+    @property
+    def events(self) -> tuple[Mapping[str, Any], ...]:
+        """All containers' facts."""
+        return tuple(event for trace in self.containers for event in trace.events)
+
+    @property
+    def problem(self) -> str:
+        """Why a container of it did not run to its end."""
+        return "; ".join(trace.problem for trace in self.containers if trace.problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +152,8 @@ class Question(Protocol):
     title: str
     parameters: type[msgspec.Struct]
     asserts_limit: bool
+    #: A sentence for each check's name.
+    meanings: Mapping[str, str]
 
     def validate(self, parameters: Any) -> None:
         """Refuse an impossible combination.
@@ -108,7 +165,22 @@ class Question(Protocol):
 
     def plan(self, parameters: Any) -> Sequence[PodPlan]: ...
 
-    def checks(self, parameters: Any, trial: Trial) -> tuple[Check, ...]: ...
+    def needs(self, parameters: Any) -> int:
+        """Return how many cards one node must have for the case to fit."""
+        ...
+
+    def checks(
+        self, parameters: Any, trial: Trial, control: Trial | None = None
+    ) -> tuple[Check, ...]:
+        """Judge a run with the limiter.
+
+        Args:
+            parameters: The case's.
+            trial: The run.
+            control: The run without the limiter, once there was one: what a workload does
+                there alone on the card is what its share is measured against.
+        """
+        ...
 
     def control(self, parameters: Any, trial: Trial) -> Control: ...
 

@@ -1,23 +1,26 @@
 """Run a case's pods once and bring home everything that was observed.
 
-The driver knows nothing of what is checked. It starts the pods, reads the facts
-that their workloads print, releases them together once every pod that still runs
-has reached the same phase and the monitor has sampled all of them there, and
-collects what the card counted meanwhile.
+The driver knows nothing of what is checked. It starts the pods, reads the facts that
+their workloads print, and takes them through their phases together: once everything
+that still runs waits, those that wait in the earliest phase are released, after the
+monitor has sampled them there. A pod may be deleted where others are released. What
+the cards counted meanwhile is collected.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
-from testbed.errors import ClusterError, InputError, WaitTimeout
+from testbed.errors import ClusterError, InputError, TestbedError, WaitTimeout
 from testbed.lab.cluster.protocol import Step
 from testbed.lab.deploy import Reading
-from testbed.lab.scenario.question import PodTrace, Sample, Trial
+from testbed.lab.scenario.patience import Patience, passing
+from testbed.lab.scenario.question import Sample, Trial
+from testbed.lab.scenario.watched import WatchedContainer, WatchedPod, where
 from testbed.stack.model import Card
 
 #: Sampling times of the monitor that must lie inside a phase before it is released.
@@ -27,18 +30,27 @@ OVERLAP_SECONDS = 2.0
 #: How long a pod may find no place. Nothing else runs on the cards, and what a trial
 #: before has freed is back in the extender's ledger within a second or two.
 PLACE_SECONDS = 30.0
+#: How long a container may fail to be started: kubelet tries again a few times.
+START_SECONDS = 45.0
 
 
 class Access(Protocol):
-    """What a trial needs of a cluster (thin, so that it can be faked in tests)."""
+    """What a trial needs of a cluster (thin, so that it can be faked in tests).
+
+    Every call may be made again after a failure.
+    """
 
     def start(self, manifests: Sequence[Mapping[str, Any]]) -> None: ...
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any] | None: ...
 
-    def log(self, namespace: str, name: str) -> str: ...
+    def log(self, namespace: str, name: str, container: str) -> str: ...
 
-    def release(self, namespace: str, name: str, phase: str) -> None: ...
+    def release(self, namespace: str, name: str, container: str, phase: str) -> bool:
+        """Let a container go on; False where it could not be told (it may have ended)."""
+        ...
+
+    def delete(self, namespace: str, name: str) -> None: ...
 
     def cards(self, since: float | Mapping[str, float]) -> Reading:
         """Return what the monitors sampled after a time (of each node's clock)."""
@@ -53,59 +65,6 @@ class Access(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Watched:
-    """One pod while it runs."""
-
-    name: str
-    object: Mapping[str, Any] = field(default_factory=dict)
-    events: list[Mapping[str, Any]] = field(default_factory=list)
-    released: set[str] = field(default_factory=set)
-    noise: list[str] = field(default_factory=list)
-    refused_since: float | None = None  # by the scheduler
-
-    @property
-    def phase(self) -> str:
-        return str(self.object.get("status", {}).get("phase", "Pending"))
-
-    @property
-    def ended(self) -> bool:
-        return self.phase in ("Succeeded", "Failed")
-
-    def refusal(self) -> str:
-        """Return why the scheduler finds no place for the pod, nothing if it does not say."""
-        for condition in self.object.get("status", {}).get("conditions", ()):
-            if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
-                return str(condition.get("message", "")) or "the scheduler does not say"
-        return ""
-
-    def waiting_phase(self) -> Mapping[str, Any] | None:
-        """Return the ``holding`` event that still waits for its release."""
-        open_phases = [e for e in self.events if e["event"] == "holding"]
-        gone = {e["phase"] for e in self.events if e["event"] in ("released", "error")}
-        for event in reversed(open_phases):
-            if event["phase"] not in gone and event["phase"] not in self.released:
-                found: Mapping[str, Any] = event
-                return found
-        return None
-
-
-def parse_events(log: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the facts in a workload's log and the lines that are none."""
-    events: list[Mapping[str, Any]] = []
-    noise: list[str] = []
-    for line in log.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if isinstance(event, dict) and "event" in event and "time" in event:
-            events.append(event)
-        elif line.strip():
-            noise.append(line)
-    return events, noise
-
-
 def run_trial(
     access: Access,
     namespace: str,
@@ -113,95 +72,208 @@ def run_trial(
     *,
     enforcement: str,
     deadline_seconds: float,
+    deletions: Mapping[str, str] | None = None,
     step: Step | None = None,
+    watch: Callable[[Trial], None] | None = None,
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Trial:
     """Start the pods, see them through all their phases, return what was seen.
 
+    Args:
+        access: The cluster.
+        namespace: The trial's own.
+        manifests: What to create there, pods among it.
+        enforcement: ``on`` or ``off``, for the record.
+        deadline_seconds: When to give up.
+        deletions: Pod to the phase in which it is deleted instead of released.
+        step: Told how far the pods are.
+        watch: Called with what is known so far, at every look.
+        clock: Seconds since 1970.
+        pause: Waits for seconds.
+
     Raises:
         InputError: a pod finds no place on the cluster.
+        ClusterError: a container cannot be started, or the cluster stayed silent.
         WaitTimeout: the pods did not end before the deadline; the text says where
             each of them stood.
     """
-    started = clock()
-    names = [m["metadata"]["name"] for m in manifests if m["kind"] == "Pod"]
-    watched = {name: _Watched(name=name) for name in names}
-    samples: dict[tuple[float, str, int], Sample] = {}
-    first = access.cards(started)
-    source, since = first.source, _overlap(first.now)
-    registered = access.registered()
-    ledger: Mapping[str, Any] = {}
-    access.start(manifests)
-    while True:
-        for pod in watched.values():
-            if not pod.ended:
-                pod.object = access.pod(namespace, pod.name) or pod.object
-                pod.events, pod.noise = parse_events(access.log(namespace, pod.name))
-        _check_placed(watched.values(), clock())
-        reading = access.cards(since)
-        since = _overlap(reading.now)
-        samples.update(_samples(reading))
-        ready = ready_phase(list(watched.values()), list(samples.values()))
-        if ready:
-            ledger = access.ledger() or ledger
-            for pod in watched.values():
-                event = pod.waiting_phase()
-                if event is not None and event["phase"] == ready:
-                    access.release(namespace, pod.name, ready)
-                    pod.released.add(ready)
-        if step is not None:
-            step.update(_where(watched.values()))
-        if all(pod.ended for pod in watched.values()):
-            break
-        if clock() - started > deadline_seconds:
+    run = _Run(access, namespace, manifests, enforcement, deletions or {}, step, clock, pause)
+    while not run.look():
+        if watch is not None:
+            watch(run.trial())
+        if clock() - run.started > deadline_seconds:
             raise WaitTimeout(
                 f"the pods of {namespace} did not end within {deadline_seconds:.0f} s",
-                why="; ".join(_stuck(access, namespace, pod) for pod in watched.values()),
+                why=run.stuck(),
                 hint="see the logs in the bundle; on a slow machine set VGPU_TESTBED_TRIAL_SECONDS",
             )
         pause(POLL_SECONDS)
-    last = access.cards(since)
-    samples.update(_samples(last))
-    return Trial(
-        enforcement=enforcement,
-        pods={pod.name: _trace(pod) for pod in watched.values()},
-        samples=tuple(sorted(samples.values(), key=lambda s: (s.time, s.uuid, s.pid))),
-        source=source,
-        registered=registered,
-        ledger=ledger,
-        started=started,
-        ended=clock(),
-        budget_hits=_hits(last) - _hits(first),
-    )
+    run.sample()
+    return run.trial()
 
 
-def ready_phase(pods: Sequence[_Watched], samples: Sequence[Sample]) -> str:
-    """Return the phase that may be released now, or nothing.
+class _Run:
+    """One trial while it runs."""
 
-    Every pod that still runs must wait in the same phase (an ended pod holds nobody
-    up), and the monitor must have sampled all of them there ``TICKS`` times.
+    def __init__(
+        self,
+        access: Access,
+        namespace: str,
+        manifests: Sequence[Mapping[str, Any]],
+        enforcement: str,
+        deletions: Mapping[str, str],
+        step: Step | None,
+        clock: Callable[[], float],
+        pause: Callable[[float], None],
+    ) -> None:
+        self._access, self._namespace = access, namespace
+        self._enforcement, self._deletions = enforcement, deletions
+        self._step, self._clock = step, clock
+        self._patiently = Patience(clock, pause, self._tell)
+        self._pods = [WatchedPod.of(m) for m in manifests if m["kind"] == "Pod"]
+        self._samples: dict[tuple[float, str, int], Sample] = {}
+        self._ledger: Mapping[str, Any] = {}
+        self._ahead: dict[str, float] = {}  # node -> its clock minus ours
+        self.started = clock()
+        first = self._patiently(lambda: access.cards(self.started))
+        self._first = self._last = first
+        self._since = _overlap(first.now)
+        self._registered = self._patiently(access.registered)
+        self._patiently(lambda: access.start(manifests))
+
+    def look(self) -> bool:
+        """Look at everything once and let on who may go on; True once all have ended."""
+        for pod in self._pods:
+            if pod.looks:
+                self._read(pod)
+        _check_placed(self._pods, self._clock())
+        _check_started(self._pods, self._clock())
+        self.sample()
+        ready = ready_containers(self._pods, list(self._samples.values()))
+        if ready:
+            if not self._ledger:
+                self._ledger = self._patiently(self._access.ledger)
+            self._let_on(ready)
+        self._tell(where(self._pods))
+        return not any(pod.looks for pod in self._pods)
+
+    def sample(self) -> None:
+        """Take what the monitors have counted since the last time."""
+        reading = self._patiently(lambda: self._access.cards(self._since))
+        now = self._clock()
+        self._ahead = {node: clock - now for node, clock in reading.now.items()}
+        self._since = _overlap(reading.now)
+        self._last = reading
+        self._samples.update(_samples(reading))
+
+    def trial(self) -> Trial:
+        """Return what is known so far."""
+        return Trial(
+            enforcement=self._enforcement,
+            pods={pod.name: pod.trace() for pod in self._pods},
+            samples=tuple(sorted(self._samples.values(), key=lambda s: (s.time, s.uuid, s.pid))),
+            source=self._last.source,
+            registered=self._registered,
+            ledger=self._ledger,
+            started=self.started,
+            ended=self._clock(),
+            budget_hits=_hits(self._last) - _hits(self._first),
+        )
+
+    def stuck(self) -> str:
+        """Return where each pod stands, with the cluster's warnings and its last lines."""
+        return "; ".join(self._stuck(pod) for pod in self._pods if not pod.ended)
+
+    # --- below -----------------------------------------------------------------
+    def _tell(self, text: str) -> None:
+        if self._step is not None:
+            self._step.update(text)
+
+    def _read(self, pod: WatchedPod) -> None:
+        found = self._patiently(lambda: self._access.pod(self._namespace, pod.name))
+        if found is None and pod.object:
+            pod.gone, pod.looks = self._node_time(pod), 0
+            return
+        pod.object = found or pod.object
+        whole = True
+        for container in pod.containers:
+            read = partial(self._access.log, self._namespace, pod.name, container.name)
+            whole &= container.read(self._patiently(read))
+        if pod.ended:
+            pod.looks = 0 if whole else pod.looks - 1
+
+    def _let_on(self, ready: Sequence[tuple[WatchedContainer, str]]) -> None:
+        leaving = {
+            container.pod.name: container.pod
+            for container, phase in ready
+            if self._deletions.get(container.pod.name) == phase
+        }
+        for pod in leaving.values():
+            pod.deleted = self._node_time(pod)
+            self._patiently(partial(self._access.delete, self._namespace, pod.name))
+        staying = [(c, phase) for c, phase in ready if c.pod.name not in leaving]
+        for container, phase in ready:
+            if container.pod.name in leaving:
+                container.released.add(phase)
+        if staying:
+            # Together: one after the other would cost as much as a short phase.
+            with ThreadPoolExecutor(max_workers=min(8, len(staying))) as pool:
+                told = list(pool.map(lambda item: self._release(*item), staying))
+            for (container, phase), done in zip(staying, told, strict=True):
+                if done:
+                    container.released.add(phase)
+
+    def _release(self, container: WatchedContainer, phase: str) -> bool:
+        """Release one container; a failure is tried again at the next look."""
+        try:
+            return self._access.release(self._namespace, container.pod.name, container.name, phase)
+        except TestbedError as error:
+            if not passing(error):
+                raise
+            return False
+
+    def _node_time(self, pod: WatchedPod) -> float:
+        return self._clock() + self._ahead.get(pod.node, 0.0)
+
+    def _stuck(self, pod: WatchedPod) -> str:
+        try:
+            warnings = self._access.why(self._namespace, pod.name)
+        except ClusterError as error:
+            warnings = error.what
+        lines = " | ".join(line for c in pod.containers for line in c.noise[-2:])
+        told = [f"pod {pod.phase}", warnings, f"last lines: {lines}" if lines else ""]
+        return f"{where([pod])} ({'; '.join(part for part in told if part)})"
+
+
+def ready_containers(
+    pods: Sequence[WatchedPod], samples: Sequence[Sample]
+) -> tuple[tuple[WatchedContainer, str], ...]:
+    """Return who may go on now, each with the phase that it waits in.
+
+    Everything that still runs must wait (what has ended holds nobody up). Of those the
+    ones with the lowest ``index`` go on: a workload whose allocator failed has run
+    ahead, and one that has nothing to do in a phase waits in the next. The monitor
+    must have sampled all of them there as often as they ask (``ticks``).
     """
-    running = [pod for pod in pods if not pod.ended]
+    running = [c for pod in pods for c in pod.containers if not c.ended]
     if not running or any(not pod.object for pod in pods):
-        return ""
-    waiting = [pod.waiting_phase() for pod in running]
-    if any(event is None for event in waiting):
-        return ""
-    phases = {event["phase"] for event in waiting if event is not None}
-    if len(phases) > 1:
-        # A pod whose allocator failed has run ahead: let the ones behind catch up.
-        order = [e["phase"] for e in max(pods, key=lambda p: len(p.events)).events]
-        phases = {min(phases, key=lambda p: order.index(p) if p in order else len(order))}
-    phase = str(phases.pop())
-    full_since = max(
-        event["time"] for event in waiting if event is not None and event["phase"] == phase
-    )
+        return ()
+    waiting = [(container, container.waiting()) for container in running]
+    if any(event is None for _, event in waiting):
+        return ()
+    held = [(container, event) for container, event in waiting if event is not None]
+    lowest = min(int(event.get("index", 0)) for _, event in held)
+    first = [(c, e) for c, e in held if int(e.get("index", 0)) == lowest]
+    full_since = max(float(event["time"]) for _, event in first)
+    ticks = max(int(event.get("ticks", TICKS)) for _, event in first)
     times = {sample.time for sample in samples if sample.time > full_since}
-    return phase if len(times) >= TICKS else ""
+    if len(times) < ticks:
+        return ()
+    return tuple((container, str(event["phase"])) for container, event in first)
 
 
-def _check_placed(pods: Iterable[_Watched], now: float) -> None:
+def _check_placed(pods: Iterable[WatchedPod], now: float) -> None:
     """Give up on a case that cannot run, long before its deadline."""
     for pod in pods:
         why = pod.refusal()
@@ -215,6 +287,17 @@ def _check_placed(pods: Iterable[_Watched], now: float) -> None:
                 why=why,
                 hint="ask for less, or bring up more cards (testbed up --cards a100-80gb:2)",
             )
+
+
+def _check_started(pods: Iterable[WatchedPod], now: float) -> None:
+    for pod in pods:
+        why = pod.stuck()
+        if not why:
+            pod.stuck_since = None
+        elif pod.stuck_since is None:
+            pod.stuck_since = now
+        elif now - pod.stuck_since > START_SECONDS:
+            raise ClusterError(f"pod {pod.name} does not start", why=why)
 
 
 def _overlap(now: Mapping[str, float]) -> dict[str, float]:
@@ -241,40 +324,3 @@ def _samples(reading: Reading) -> dict[tuple[float, str, int], Sample]:
 
 def _hits(reading: Reading) -> int:
     return sum(card.budget_hits for card in reading.cards)
-
-
-def _trace(pod: _Watched) -> PodTrace:
-    finished = next((e for e in pod.events if e["event"] == "finished"), None)
-    problem = ""
-    if finished is None:
-        status = pod.object.get("status", {})
-        problem = f"pod {pod.phase}: " + (
-            status.get("message")
-            or status.get("reason")
-            or (pod.noise[-1] if pod.noise else "no output")
-        )
-    return PodTrace(
-        name=pod.name,
-        uid=str(pod.object.get("metadata", {}).get("uid", "")),
-        node=str(pod.object.get("spec", {}).get("nodeName", "")),
-        object=pod.object,
-        events=tuple(pod.events),
-        problem=problem,
-    )
-
-
-def _where(pods: Iterable[_Watched]) -> str:
-    parts = []
-    for pod in pods:
-        last = pod.events[-1] if pod.events else {}
-        text = f"{last.get('event', pod.phase)} {last.get('phase', '')}".strip()
-        parts.append(f"{pod.name}: {text}")
-    return ", ".join(parts)
-
-
-def _stuck(access: Access, namespace: str, pod: _Watched) -> str:
-    try:
-        why = access.why(namespace, pod.name)
-    except ClusterError as error:
-        why = error.what
-    return f"{_where([pod])} (pod {pod.phase}{'; ' + why if why else ''})"

@@ -26,7 +26,11 @@ class FakeTestbed:
     def __init__(self, *, id_range=True):
         self.kube = MagicMock()
         self.kube.version.return_value = "v1.37.2"
-        self.cluster = SimpleNamespace(status=lambda: SimpleNamespace(id_range=id_range))
+        self.cluster = SimpleNamespace(
+            status=lambda: SimpleNamespace(
+                id_range=id_range, nodes=(SimpleNamespace(cards=("GPU-1",)),)
+            )
+        )
 
     @contextmanager
     def use(self, command, progress, **_):
@@ -51,7 +55,7 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(notebook, "Testbed", lambda name: found.testbed)
 
     def run_trial(access, namespace, manifests, *, enforcement, **_):
-        found.manifests.append(manifests)
+        found.manifests.append([m for m in manifests if m["kind"] == "Pod"])
         return found.trials[enforcement]
 
     @contextmanager
