@@ -1,0 +1,91 @@
+#include "cost.h"
+
+#define PROBES 16
+#define LONGER 1.25     /* a longer measurement beside a neighbour is an outlier */
+#define OUTLIERS 6      /* so many in a row are a change of the kernel */
+#define SOLID 64
+
+struct vgpu_cost_entry *vgpu_cost_find(struct vgpu_costs *costs, uint64_t key) {
+    uint64_t start = key * 0x9e3779b97f4a7c15ull >> 52;
+    struct vgpu_cost_entry *oldest = NULL;
+    for (uint64_t i = 0; i < PROBES; i++) {
+        struct vgpu_cost_entry *entry = &costs->entries[(start + i) % VGPU_COSTS];
+        if (entry->key == key) {
+            entry->used = ++costs->serial;
+            return entry;
+        }
+        if (oldest == NULL || (oldest->key != 0 && (entry->key == 0 || entry->used < oldest->used)))
+            oldest = entry;
+        if (entry->key == 0) break;
+    }
+    *oldest = (struct vgpu_cost_entry){
+        .key = key, .used = ++costs->serial, .estimate = VGPU_COST_UNKNOWN};
+    return oldest;
+}
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+static double beside_fix(const struct vgpu_measure *m) {
+    return m->elapsed <= LONGER * m->predicted && !m->crowded ? m->elapsed - m->predicted : 0;
+}
+
+/* NVML's verdicts on the outliers so far: alone, so the kernel really takes that long. */
+static void judge_outliers(struct vgpu_cost_entry *k, const struct vgpu_budget *budget, bool lone) {
+    uint64_t alone, beside;
+    vgpu_ledger_verdicts(budget, &alone, &beside);
+    if (k->outliers == 0 ||
+        (beside == k->outlier_beside && alone < k->outlier_alone + 3))
+        return;
+    if (beside == k->outlier_beside) k->high = larger(k->high, k->most_outlier);
+    if (lone) k->outliers = 0;
+}
+
+static void note_outlier(struct vgpu_cost_entry *k, double x, const struct vgpu_budget *budget) {
+    if (k->outliers++ == 0) {
+        k->least_outlier = k->most_outlier = x;
+        vgpu_ledger_verdicts(budget, &k->outlier_alone, &k->outlier_beside);
+    }
+    if (x < k->least_outlier) k->least_outlier = x;
+    if (x > k->most_outlier) k->most_outlier = x;
+}
+
+double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
+                       const struct vgpu_budget *budget, const struct vgpu_regime *regime) {
+    bool lone = !regime->contended || regime->raw;
+    double x = (m->crowded ? m->own : m->elapsed) / m->launches;
+    double fix = lone ? m->own - m->predicted : beside_fix(m);
+    if (k == NULL) return fix;
+    k->samples++;
+    if (!k->known || (k->stale && (lone || x < k->estimate))) {
+        bool first = !k->known;
+        k->estimate = larger(x, 1.0 * VGPU_US);
+        k->known = true;
+        k->stale = false;
+        return lone || !first ? fix : x * m->launches - m->predicted;
+    }
+    if (m->crowded) { /* the union splits the time among streams: right in the mean only */
+        k->estimate += 0.05 * (x - k->estimate);
+        return fix;
+    }
+    if (m->pair && k->estimate < VGPU_COST_WEAK && k->solid > 0) {
+        k->solid--;
+        return 0;
+    }
+    if (m->previous) k->solid = SOLID;
+    judge_outliers(k, budget, lone);
+    if (x <= LONGER * k->estimate || regime->raw || (lone && x <= 1.1 * k->high)) {
+        double weight = lone ? 0.2 : x < k->estimate ? 0.5 : 0.1;
+        k->estimate += weight * (x - k->estimate);
+        if (!lone) k->outliers = 0;
+        k->high *= 0.999;
+        return fix;
+    }
+    note_outlier(k, x, budget);
+    if (!lone && k->outliers >= OUTLIERS && !vgpu_is_long(x)) {
+        k->estimate = k->least_outlier;
+        k->outliers = 0;
+    }
+    if (!lone || regime->raw || fix <= 0) return fix;
+    vgpu_ledger_suspend(budget, fix);
+    return 0;
+}
