@@ -5,6 +5,7 @@
  * it is parsed, here or there. A kernel handle is the driver's CUkernel; a launch
  * takes the kernel behind a registered host function, or a handle as it is.
  */
+#include "counts.h"
 #include "runtime.h"
 
 #include <pthread.h>
@@ -167,8 +168,11 @@ static CUresult registered_kernel(const void *function, CUkernel *kernel)
     if (symbol) {
         if (!symbol->kernel)
             result = library_of(symbol->image, &library);
-        if (!symbol->kernel && result == CUDA_SUCCESS)
+        if (!symbol->kernel && result == CUDA_SUCCESS) {
             result = driver.cuLibraryGetKernel(&symbol->kernel, library, symbol->name);
+            if (result == CUDA_SUCCESS)
+                count_remember(symbol->kernel, symbol->name);
+        }
         *kernel = symbol->kernel;
     }
     pthread_mutex_unlock(&lock);
@@ -265,8 +269,11 @@ API cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shar
 static cudaError_t launch(CUkernel kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                           CUstream stream)
 {
-    return done(driver.cuLaunchKernel((CUfunction)kernel, grid.x, grid.y, grid.z, block.x, block.y,
-                                      block.z, (unsigned int)shared, stream, arguments, NULL));
+    RETURN_IF(done(driver.cuLaunchKernel((CUfunction)kernel, grid.x, grid.y, grid.z, block.x,
+                                         block.y, block.z, (unsigned int)shared, stream,
+                                         arguments, NULL)));
+    count_nothing(kernel, arguments, stream);
+    return cudaSuccess;
 }
 
 API cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments,
@@ -318,5 +325,7 @@ API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void
         .attrs = config->attrs,
         .numAttrs = config->numAttrs,
     };
-    return done(driver.cuLaunchKernelEx(&own, (CUfunction)kernel, arguments, NULL));
+    RETURN_IF(done(driver.cuLaunchKernelEx(&own, (CUfunction)kernel, arguments, NULL)));
+    count_nothing(kernel, arguments, config->stream);
+    return cudaSuccess;
 }

@@ -9,17 +9,17 @@
 
 #define API __attribute__((visibility("default")))
 
-API extern int fake_result, fake_version, fake_devices, fake_init_result;
+API extern int fake_result, fake_version, fake_devices, fake_init_result, fake_set_result;
 API extern char fake_log[1 << 20], fake_missing[128];
 API int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
                             int *status);
 
-int fake_result, fake_version = 13020, fake_devices = 2, fake_init_result;
+int fake_result, fake_version = 13020, fake_devices = 2, fake_init_result, fake_set_result;
 char fake_log[1 << 20], fake_missing[128];
 
 static _Thread_local void *current;
 static int contexts[16]; /* their addresses are the handles */
-static int library, kernel, block = 7;
+static int library, kernel, counter, block = 7;
 
 static void note(const char *format, long a, long b)
 {
@@ -85,8 +85,7 @@ static int load_data(void **handle, const void *image)
 static int get_kernel(void **handle, void *from, const char *name)
 {
     note("kernel %ld\n", from == &library, 0);
-    (void)name;
-    *handle = &kernel;
+    *handle = strstr(name, "Device") ? &counter : &kernel;
     return fake_result;
 }
 static int get_global(void **pointer, size_t *bytes)
@@ -101,6 +100,12 @@ static int launch(void *function, unsigned int x, unsigned int y, unsigned int z
     (void)y, (void)z, (void)bx;
     note("launch %ld %ld\n", function == &kernel, (long)x);
     return fake_result;
+}
+static int set_bytes(void *to, unsigned char value, size_t bytes, void *stream)
+{
+    note("set %ld %ld", (long)((char *)to - (char *)&block), value);
+    note(" %ld %ld\n", (long)bytes, (long)stream);
+    return fake_set_result;
 }
 static int copy_to_device(void *to, const void *from, size_t bytes)
 {
@@ -133,6 +138,7 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
         {"cuLibraryGetKernel", (void *)get_kernel},
         {"cuLibraryGetGlobal", (void *)get_global},
         {"cuLaunchKernel", (void *)launch},
+        {"cuMemsetD8Async", (void *)set_bytes},
         {"cuMemcpyHtoD", (void *)copy_to_device},
     };
     (void)version, (void)flags;
