@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from testbed.errors import InputError
-from testbed.lab import notebook
+from testbed.lab import experiment, notebook
 from testbed.lab.scenario.record import read_record
 from testbed.lab.testbed import Info
 
@@ -64,9 +64,9 @@ def world(monkeypatch, tmp_path):
         yield
         found.modes.append("restored")
 
-    monkeypatch.setattr(notebook, "run_trial", run_trial)
-    monkeypatch.setattr(notebook, "enforcement", enforcement)
-    monkeypatch.setattr(notebook, "tidy", lambda kube, progress: found.modes.append("tidy"))
+    monkeypatch.setattr(experiment, "run_trial", run_trial)
+    monkeypatch.setattr(experiment, "enforcement", enforcement)
+    monkeypatch.setattr(experiment, "tidy", lambda kube, progress: found.modes.append("tidy"))
 
     def start(**pod):
         pods = {name: {"gpumem": mib, **pod} for name, mib in AT_CAP.items()}

@@ -7,7 +7,12 @@ import json
 
 import pytest
 
-from testbed.lab.scenario.cases import find_cases, load_parameters, load_question
+from testbed.lab.scenario.cases import (
+    checked_parameters,
+    find_cases,
+    load_parameters,
+    load_question,
+)
 from testbed.lab.scenario.run import RUNNER_PARAMETERS, check_case, notebook_parameters
 
 from .conftest import ROOT
@@ -21,6 +26,15 @@ COMPUTING = (
 
 def code_cells(notebook):
     return [c for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
+
+
+def defaults(notebook):
+    """Return what the parameters cell assigns."""
+    cells = (c for c in code_cells(notebook) if "parameters" in c["metadata"].get("tags", ()))
+    return {
+        statement.targets[0].id: ast.literal_eval(statement.value)
+        for statement in ast.parse("".join(next(cells)["source"])).body
+    }
 
 
 def test_there_is_one_for_every_question():
@@ -55,15 +69,25 @@ def test_every_parameter_reaches_the_question(notebook):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_by_hand_it_runs_a_case_of_the_repository(notebook):
-    cells = (c for c in code_cells(notebook) if "parameters" in c["metadata"].get("tags", ()))
-    defaults = {}
-    for statement in ast.parse("".join(next(cells)["source"])).body:
-        defaults[statement.targets[0].id] = ast.literal_eval(statement.value)
-    (case,) = find_cases(ROOT / "scenarios", (defaults["case"],))
+    given = defaults(notebook)
+    (case,) = find_cases(ROOT / "scenarios", (given["case"],))
     values = load_parameters(case.path)
-    assert {name: defaults[name] for name in values} == values
+    assert {name: given[name] for name in values} == values
 
 
 @pytest.mark.parametrize("case", find_cases(ROOT / "scenarios"), ids=str)
 def test_every_case_fits_its_question_and_notebook(case):
     check_case(case, ROOT / "notebooks" / f"{case.question}.ipynb")
+
+
+@pytest.mark.parametrize("case", find_cases(ROOT / "scenarios"), ids=str)
+def test_by_papermill_alone_a_case_is_the_same(case):
+    """papermill leaves what a file does not name as the notebook's cell has it."""
+    handed = check_case(case, ROOT / "notebooks" / f"{case.question}.ipynb")
+    alone = {
+        **defaults(ROOT / "notebooks" / f"{case.question}.ipynb"),
+        **load_parameters(case.path),
+    }
+    question = load_question(case.folder)
+    whole = {name: alone[name] for name in handed}
+    assert checked_parameters(question, handed) == checked_parameters(question, whole)
