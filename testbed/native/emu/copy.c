@@ -16,8 +16,9 @@ static size_t span(size_t width, size_t height, size_t depth, size_t pitch, size
 static CUresult touch_source(uintptr_t address, size_t bytes)
 {
     struct range *range = space_find(&memory, address);
-    return range != NULL && range->kind == RANGE_MAPPED ? memory_touch(address, bytes)
-                                                        : CUDA_SUCCESS;
+    bool shared = range != NULL && (range->kind == RANGE_MAPPED ||
+                                    (range->backing != NULL && range->backing->shared));
+    return shared ? memory_touch(address, bytes) : CUDA_SUCCESS;
 }
 
 static CUresult prepare_copy(const struct op *op)
@@ -245,10 +246,41 @@ static enum copy_direction direction(CUmemorytype to, CUmemorytype from)
     return from == CU_MEMORYTYPE_DEVICE ? COPY_TO_HOST : COPY_ANY;
 }
 
-static CUresult copy_block(const CUDA_MEMCPY3D *block, CUstream stream)
+/* Puts the array's memory in the place of an array. */
+static CUresult resolve(CUmemorytype *type, CUarray array, CUdeviceptr *at, size_t *pitch,
+                        size_t *height, size_t right, size_t bottom, size_t back)
 {
-    if (block->srcMemoryType == CU_MEMORYTYPE_ARRAY || block->dstMemoryType == CU_MEMORYTYPE_ARRAY)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if (*type != CU_MEMORYTYPE_ARRAY)
+        return CUDA_SUCCESS;
+    struct array_view view;
+    uintptr_t start;
+    LOCKED();
+    if (!array_find(array, &start, &view))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (right > view.width || bottom > view.rows || back > view.layers)
+        return CUDA_ERROR_INVALID_VALUE;
+    *type = CU_MEMORYTYPE_DEVICE;
+    *at = start;
+    *pitch = view.pitch;
+    *height = view.slice / view.pitch;
+    return CUDA_SUCCESS;
+}
+
+CUresult copy_block(const CUDA_MEMCPY3D *given, CUstream stream)
+{
+    CUDA_MEMCPY3D with_memory = *given;
+    const CUDA_MEMCPY3D *block = &with_memory;
+    CUresult result =
+        resolve(&with_memory.srcMemoryType, given->srcArray, &with_memory.srcDevice,
+                &with_memory.srcPitch, &with_memory.srcHeight, given->srcXInBytes + given->WidthInBytes,
+                given->srcY + given->Height, given->srcZ + given->Depth);
+    if (result == CUDA_SUCCESS)
+        result = resolve(&with_memory.dstMemoryType, given->dstArray, &with_memory.dstDevice,
+                         &with_memory.dstPitch, &with_memory.dstHeight,
+                         given->dstXInBytes + given->WidthInBytes, given->dstY + given->Height,
+                         given->dstZ + given->Depth);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (block->WidthInBytes == 0 || block->Height == 0 || block->Depth == 0)
         return CUDA_SUCCESS;
     uintptr_t to = block->dstMemoryType == CU_MEMORYTYPE_HOST ? (uintptr_t)block->dstHost
@@ -287,12 +319,14 @@ static CUresult copy_plane(const CUDA_MEMCPY2D *plane, CUstream stream)
                                        .srcMemoryType = plane->srcMemoryType,
                                        .srcHost = plane->srcHost,
                                        .srcDevice = plane->srcDevice,
+                                       .srcArray = plane->srcArray,
                                        .srcPitch = plane->srcPitch,
                                        .dstXInBytes = plane->dstXInBytes,
                                        .dstY = plane->dstY,
                                        .dstMemoryType = plane->dstMemoryType,
                                        .dstHost = plane->dstHost,
                                        .dstDevice = plane->dstDevice,
+                                       .dstArray = plane->dstArray,
                                        .dstPitch = plane->dstPitch,
                                        .WidthInBytes = plane->WidthInBytes,
                                        .Height = plane->Height,

@@ -67,7 +67,7 @@ struct device {
     uint64_t looked_ns;      /* when a launch last made sure of the slot's lock */
 
     CUcontext primary;
-    CUmemoryPool default_pool, current_pool;
+    CUmemoryPool default_pool, current_pool, graph_pool;
 };
 
 extern struct device devices[EMU_MAX_CARDS];
@@ -102,9 +102,11 @@ struct backing {
     struct device *device;
     uint64_t *touched; /* a bit a page; NULL: none was touched yet */
     size_t pages, low, high; /* touched ones lie in [low, high) */
+    bool shared; /* other processes write there too: untouched pages may hold something */
 };
 void backing_make(struct backing *backing, struct device *device, size_t bytes);
 void backing_free(struct backing *backing); /* its pages are gone */
+bool backing_touched(const struct backing *backing, size_t page);
 /* Forgets whole pages in the range (the caller drops them); returns how many bytes. */
 size_t backing_forget(struct backing *backing, size_t offset, size_t bytes);
 
@@ -115,6 +117,8 @@ enum range_kind {
     RANGE_MANAGED,
     RANGE_HOST,
     RANGE_REGISTERED,
+    RANGE_ARRAY,
+    RANGE_IPC, /* another process's */
 };
 
 struct range {
@@ -130,7 +134,8 @@ struct range {
     struct backing own;  /* where it has one of its own */
     size_t mapped_bytes; /* of our own mmap, from start */
     uint64_t large, small, swapped;
-    void *owner; /* RANGE_POOL: struct arena, RANGE_MAPPED: struct physical */
+    void *owner; /* RANGE_POOL: struct arena, RANGE_MAPPED: struct physical, RANGE_IPC and
+                  * exported RANGE_DEVICE: struct shared_range */
     unsigned int access;
 };
 
@@ -170,6 +175,17 @@ void memory_free_context(CUcontext context);
 uint64_t memory_evict(struct device *device, uint64_t bytes);
 CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kind,
                          unsigned int flags, bool charged);
+
+void memory_release(struct range *range);
+void ipc_release(struct range *range); /* what the range has beside it (ipc.c) */
+
+/* An array's memory: copies reach it by row and layer (array.c). */
+struct array_view {
+    size_t width, rows, layers; /* width in bytes */
+    size_t pitch, slice;
+};
+bool array_find(CUarray array, uintptr_t *start, struct array_view *view);
+CUresult copy_block(const CUDA_MEMCPY3D *block, CUstream stream);
 
 CUmemoryPool pool_default(struct device *device);
 CUmemoryPool pool_of(const struct range *range);

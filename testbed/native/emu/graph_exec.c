@@ -155,33 +155,3 @@ CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_n
         *update = info.result;
     return result;
 }
-
-/* --- memory of graphs: part of the default pool here ---------------------------------- */
-
-CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
-{
-    ENTER();
-    return device_at(ordinal) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-}
-
-CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute,
-                                      void *value)
-{
-    ENTER();
-    if (device_at(ordinal) == NULL)
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (value == NULL || (int)attribute < 0 || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
-        return CUDA_ERROR_INVALID_VALUE;
-    *(cuuint64_t *)value = 0;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute,
-                                      void *value)
-{
-    ENTER();
-    (void)attribute;
-    if (device_at(ordinal) == NULL)
-        return CUDA_ERROR_INVALID_DEVICE;
-    return value != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}

@@ -46,15 +46,15 @@ static void discharge(const struct range *range)
 
 /* Freed device memory is likely to be asked for again in the same size. The program itself
  * writes to the other kinds, without our knowledge: nobody knows which pages to drop. */
-static bool recycled(enum range_kind kind)
+static bool recycled(const struct range *range)
 {
-    return kind == RANGE_DEVICE;
+    return (range->kind == RANGE_DEVICE || range->kind == RANGE_ARRAY) && !range->own.shared;
 }
 
 static void *map(const struct range *range)
 {
     size_t align = range->bytes >= EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE;
-    if (recycled(range->kind))
+    if (recycled(range))
         return addresses_take(range->mapped_bytes, align);
     return pages_map(range->mapped_bytes, align, PROT_READ | PROT_WRITE);
 }
@@ -62,7 +62,7 @@ static void *map(const struct range *range)
 static void unmap(struct range *range)
 {
     void *start = (void *)range->start;
-    if (!recycled(range->kind)) {
+    if (!recycled(range)) {
         munmap(start, range->mapped_bytes);
         return;
     }
@@ -115,9 +115,11 @@ CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kin
     return space_add(&memory, range);
 }
 
-static void release(struct range *range)
+void memory_release(struct range *range)
 {
     unmap(range);
+    if (range->own.shared)
+        ipc_release(range);
     if (range->backing != NULL)
         backing_free(range->backing);
     discharge(range);
@@ -157,7 +159,7 @@ CUresult memory_free(CUdeviceptr pointer)
         return pool_release(range);
     if (range->kind != RANGE_DEVICE && range->kind != RANGE_MANAGED)
         return CUDA_ERROR_INVALID_VALUE;
-    release(range);
+    memory_release(range);
     return CUDA_SUCCESS;
 }
 
@@ -169,8 +171,8 @@ void memory_free_context(CUcontext context)
         if (range->context != context)
             continue;
         if (range->kind == RANGE_DEVICE || range->kind == RANGE_MANAGED ||
-            range->kind == RANGE_HOST)
-            release(range);
+            range->kind == RANGE_HOST || range->kind == RANGE_ARRAY || range->kind == RANGE_IPC)
+            memory_release(range);
         else if (range->kind == RANGE_REGISTERED)
             space_remove(&memory, range);
     }
@@ -270,7 +272,7 @@ CUresult cuMemFreeHost(void *pointer)
     struct range *range = exact((uintptr_t)pointer);
     if (range == NULL || range->kind != RANGE_HOST || range->owner != NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    release(range);
+    memory_release(range);
     return CUDA_SUCCESS;
 }
 

@@ -64,8 +64,10 @@ static CUresult get(void *data, CUpointer_attribute attribute, CUdeviceptr point
         *(CUmemoryPool *)data =
             range != NULL && range->kind == RANGE_POOL ? pool_of(range) : NULL;
         return known;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(unsigned int *)data = range != NULL && range->kind == RANGE_DEVICE;
+        return known;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
         *(unsigned int *)data = 0;

@@ -73,7 +73,8 @@ void space_remove(struct space *space, struct range *range)
 bool range_on_device(const struct range *range)
 {
     return range->kind == RANGE_DEVICE || range->kind == RANGE_POOL ||
-           range->kind == RANGE_MAPPED || range->kind == RANGE_MANAGED;
+           range->kind == RANGE_MAPPED || range->kind == RANGE_MANAGED ||
+           range->kind == RANGE_ARRAY || range->kind == RANGE_IPC;
 }
 
 void *pages_map(size_t bytes, size_t align, int protection)
@@ -113,7 +114,7 @@ static bool make_table(struct backing *backing)
     return backing->touched != NULL;
 }
 
-static bool touched(const struct backing *backing, size_t page)
+bool backing_touched(const struct backing *backing, size_t page)
 {
     return backing->touched != NULL &&
            (backing->touched[page / 64] >> (page % 64) & 1) != 0;
@@ -133,7 +134,7 @@ static size_t count_touched(const struct backing *backing, size_t first, size_t 
             count += (size_t)__builtin_popcountll(backing->touched[page / 64]);
             page += 64;
         } else {
-            count += touched(backing, page);
+            count += backing_touched(backing, page);
             page++;
         }
     }
@@ -268,8 +269,8 @@ static void zero_part(const struct range *range, uintptr_t address, size_t lengt
         size_t step = CARD_PAGE - address % CARD_PAGE;
         if (step > length)
             step = length;
-        if (range->kind == RANGE_MANAGED ||
-            touched(range->backing, pages_of(range, address, step).first))
+        if (range->kind == RANGE_MANAGED || range->backing->shared ||
+            backing_touched(range->backing, pages_of(range, address, step).first))
             memset((void *)address, 0, step);
         address += step;
         length -= step;
@@ -301,9 +302,11 @@ void memory_zero(uintptr_t address, size_t bytes)
         size_t given_back =
             backing_forget(range->backing, range->backing_offset + (first - range->start),
                            last - first);
-        /* The program writes to managed memory without our knowledge. */
-        if (given_back > 0 || range->kind == RANGE_MANAGED)
+        /* The program writes to managed memory without our knowledge, other processes to
+         * shared memory. */
+        if (given_back > 0 || range->kind == RANGE_MANAGED || range->backing->shared)
             madvise((void *)first, last - first,
-                    range->kind == RANGE_MAPPED ? MADV_REMOVE : MADV_DONTNEED);
+                    range->kind == RANGE_MAPPED || range->backing->shared ? MADV_REMOVE
+                                                                          : MADV_DONTNEED);
     }
 }

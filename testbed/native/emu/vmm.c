@@ -2,14 +2,16 @@
  *
  * Physical memory is a shared anonymous mapping, mapped a second time at the reserved
  * address (mremap with an old size of 0). So no descriptor is needed, which a program
- * could run out of or close; and one handle can be mapped at several addresses.
+ * could run out of or close; and one handle can be mapped at several addresses. Only
+ * memory that was created to be exported has one, for as long as it lives.
  */
 #define _GNU_SOURCE
-#include "driver.h"
+#include "sharing.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #define FABRIC_HANDLE 8
@@ -22,6 +24,8 @@ struct physical {
     CUmemAllocationProp properties;
     uint32_t index;
     struct backing backing;
+    struct sharing sharing;
+    bool imported; /* who exported it pays for it */
 };
 
 static struct space reservations;
@@ -79,9 +83,11 @@ static void put(struct physical *physical)
         first_free = physical->index;
     if (physical->device != NULL) {
         backing_free(&physical->backing);
-        account_charge(physical->device, 0, -(int64_t)physical->bytes, 0);
+        if (!physical->imported)
+            account_charge(physical->device, 0, -(int64_t)physical->bytes, 0);
     }
     munmap(physical->home, physical->bytes);
+    sharing_close(&physical->sharing);
     free(physical);
 }
 
@@ -162,20 +168,31 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     struct physical *physical = calloc(1, sizeof *physical);
     if (physical == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *physical = (struct physical){
-        .device = device, .bytes = bytes, .handles = 1, .properties = *properties};
+    *physical = (struct physical){.device = device,
+                                  .bytes = bytes,
+                                  .handles = 1,
+                                  .properties = *properties,
+                                  .sharing = {.fd = -1}};
     CUresult result =
         device != NULL ? account_charge(device, 0, (int64_t)bytes, 0) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS) {
         free(physical);
         return result;
     }
-    physical->home = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                          MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    bool export = device != NULL && (properties->requestedHandleTypes &
+                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
+    bool file = export && sharing_make(&physical->sharing, device, bytes, RANGE_MAPPED, properties);
+    physical->home = export && !file
+                         ? MAP_FAILED
+                         : mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_NORESERVE | (file ? 0 : MAP_ANONYMOUS),
+                                physical->sharing.fd, 0);
     backing_make(&physical->backing, device, bytes);
+    physical->backing.shared = export;
     if (physical->home == MAP_FAILED || !enter_table(physical)) {
         if (physical->home != MAP_FAILED)
             munmap(physical->home, bytes);
+        sharing_close(&physical->sharing);
         if (device != NULL)
             account_charge(device, 0, -(int64_t)bytes, 0);
         free(physical);
@@ -194,6 +211,77 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
         return CUDA_ERROR_INVALID_VALUE;
     physical->handles--;
     put(physical);
+    return CUDA_SUCCESS;
+}
+
+/* --- between processes --------------------------------------------------------- */
+
+CUresult cuMemExportToShareableHandle(void *result, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
+{
+    ENTER();
+    LOCKED();
+    struct physical *physical = find(handle);
+    if (result == NULL || flags != 0 || physical == NULL || physical->handles == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if ((physical->properties.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0)
+        return CUDA_ERROR_INVALID_VALUE; /* not created for it */
+    int fd = sharing_ready(&physical->sharing)
+                 ? fcntl(physical->sharing.fd, F_DUPFD_CLOEXEC, 3)
+                 : -1;
+    if (fd < 0) {
+        emu_log(EMU_LOG_ERROR, "cuMemExportToShareableHandle: no descriptor; the program closed "
+                               "the driver's, or has too many open");
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    *(int *)result = fd;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *given,
+                                        CUmemAllocationHandleType type)
+{
+    ENTER();
+    if (handle == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    LOCKED();
+    struct sharing sharing;
+    struct sharing_label label;
+    int fd = fcntl((int)(intptr_t)given, F_DUPFD_CLOEXEC, 3); /* the program keeps its own */
+    if (fd < 0 || !sharing_take(&sharing, fd, &label))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct device *device = sharing_device(&label);
+    struct physical *physical = calloc(1, sizeof *physical);
+    void *home = MAP_FAILED;
+    if (device != NULL && label.kind == RANGE_MAPPED && physical != NULL)
+        home = mmap(NULL, label.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                    sharing.fd, 0);
+    if (home == MAP_FAILED) {
+        sharing_close(&sharing);
+        free(physical);
+        return device == NULL ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+    }
+    *physical = (struct physical){.device = device,
+                                  .bytes = label.bytes,
+                                  .home = home,
+                                  .handles = 1,
+                                  .properties = label.properties,
+                                  .sharing = sharing,
+                                  .imported = true};
+    physical->properties.location.id = device->ordinal;
+    backing_make(&physical->backing, device, label.bytes);
+    physical->backing.shared = true;
+    if (!enter_table(physical)) {
+        munmap(home, label.bytes);
+        sharing_close(&sharing);
+        free(physical);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *handle = handle_of(physical);
     return CUDA_SUCCESS;
 }
 

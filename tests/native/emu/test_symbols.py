@@ -95,7 +95,7 @@ def test_versions_of_a_name(emulation: Emulation) -> None:
 
 
 def test_not_implemented(worker: Worker) -> None:
-    assert worker("raw('cuArrayCreate_v2')(None, None)") == 801
+    assert worker("raw('cuTexObjectCreate')(None, None, None, None)") == 801
     assert worker("raw('cuMemAlloc')(None, 4)") == 801  # 32-bit pointers
 
 
