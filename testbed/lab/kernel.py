@@ -91,12 +91,12 @@ class Guard:
 
     Args:
         shell: IPython's shell.
-        failed: Called once, when a cell ended in an error of any kind.
+        failed: Called once, with the error that ended a cell, of any kind.
     """
 
-    def __init__(self, shell: Any, failed: Callable[[], None]) -> None:
+    def __init__(self, shell: Any, failed: Callable[[BaseException], None]) -> None:
         self._shell = shell
-        self._failed: Callable[[], None] | None = failed
+        self._failed: Callable[[BaseException], None] | None = failed
         self._system = shell.system
         _check_exit_code(shell, "an earlier shell line")
         shell.system = self._checked_system
@@ -128,11 +128,11 @@ class Guard:
                 hint="let it run to its end",
             )
             # papermill passes over SystemExit, and looks for further errors.
-            result.error_in_exec = left
+            result.error_in_exec = error = left
             self._shell.showtraceback((type(left), left, None))
         failed, self._failed = self._failed, None
         if failed is not None:
-            failed()
+            failed(error)
 
 
 def _check_exit_code(shell: Any, what: str) -> None:

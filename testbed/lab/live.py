@@ -47,19 +47,19 @@ class LiveProgress:
         self._replace: Callable[[Drawing], None] | None = None
         self._steps: list[LiveStep] = []
         self._chart: Chart | None = None
-        self._drawn = float("-inf")
+        self._drawn = self._charted = float("-inf")
 
     def step(self, text: str) -> LiveStep:
         """Begin a step; its time counts from entering it as a context."""
         return LiveStep(self, text)
 
     def due(self) -> bool:
-        """Tell whether it is time to redraw: what is costly is made only then."""
-        return self._clock() - self._drawn >= REDRAW_S
+        """Tell whether it is time for another chart: it is made only then."""
+        return self._clock() - self._charted >= REDRAW_S
 
     def draw(self, chart: Chart) -> None:
         """Show a chart below the steps."""
-        self._chart = chart
+        self._chart, self._charted = chart, self._clock()
         self._redraw()
 
     # --- called by the steps ---------------------------------------------------
@@ -76,7 +76,7 @@ class LiveProgress:
         self._redraw()
 
     def updated(self) -> None:
-        if self.due():
+        if self._clock() - self._drawn >= REDRAW_S:
             self._redraw()
 
     def ended(self, step: LiveStep, failed: bool) -> None:

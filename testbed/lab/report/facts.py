@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.lab.report.table import figure
 from testbed.lab.scenario.record import Check, Record, Report, Verdict
 
 #: Names as people read them; those of other programs keep theirs.
@@ -28,6 +27,16 @@ ENVIRONMENT = {
 #: escaped or not. Logs hold escape sequences, and file names half characters.
 _UNPRINTABLE = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _WORST_FIRST: Mapping[str, int] = {"error": 0, "fail": 1, "pass": 2, "skipped": 3}
+
+
+def figure(value: float | str | None, unit: str = "") -> str:
+    """Return one figure for people; a dash where there is none."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, str):
+        return value
+    text = f"{value:,.1f}".removesuffix(".0")
+    return f"{text} {unit}".strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,25 +71,25 @@ class Line:
 def lines(record: Record) -> tuple[Line, ...]:
     """Return every check beside its control, the worst verdicts first."""
     others = {} if record.control is None else {c.identity: c for c in record.control.checks}
-    found = []
+    found, asserts = [], record.asserts_limit
     for check in record.checks:
         control = others.pop(check.identity, None)
-        found.append(Line(check=check, control=control, must=_must(check, control, record)))
+        found.append(Line(check=check, control=control, must=must(check, control, asserts)))
     found.sort(key=lambda line: _WORST_FIRST[line.shown.verdict])
     rest = [
-        Line(check=None, control=control, must=_must(control, control, record))
+        Line(check=None, control=control, must=must(control, control, asserts))
         for control in others.values()
     ]
     return (*found, *rest)
 
 
-def _must(check: Check, control: Check | None, record: Record) -> Verdict | None:
+def must(check: Check, control: Check | None, asserts_limit: bool) -> Verdict | None:
     """Return what the control must answer: as the check says, else a limit must fail."""
     if check.control == "any":
         return None
     if check.control:
         return check.control
-    return "fail" if control is not None and record.asserts_limit else None
+    return "fail" if control is not None and asserts_limit else None
 
 
 def counts(record: Record) -> dict[Verdict, int]:

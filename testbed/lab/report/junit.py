@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from testbed.lab.report import facts
-from testbed.lab.report.table import figure
+from testbed.lab.report.facts import figure
 from testbed.lab.scenario.record import Check, Record, Report
 
 

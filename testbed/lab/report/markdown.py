@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from testbed.lab.report import facts
-from testbed.lab.report.table import figure
+from testbed.lab.report.facts import figure
 from testbed.lab.scenario.record import Record, Report
 
 ICONS = {"pass": "✅", "fail": "❌", "error": "⚠️", "skipped": "⏭️"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+from html import escape
 
-from testbed.lab.scenario.record import Check, Record, Report
+from testbed.lab.report import facts
+from testbed.lab.report.facts import figure
+from testbed.lab.scenario.record import Check, Control, Record, Report
 
 MARKS = {"pass": "✓", "fail": "✗", "skipped": "-", "error": "!"}
 
@@ -21,16 +23,6 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in [header, *rows]
     ]
     return "\n".join(lines)
-
-
-def figure(value: float | str | None, unit: str = "") -> str:
-    """Return one figure for people; a dash where there is none."""
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, str):
-        return value
-    text = f"{value:,.1f}".removesuffix(".0")
-    return f"{text} {unit}".strip()
 
 
 CHECK_HEADER = ("CHECK", "POD", "VARIANT", "ASKED", "WORKLOAD", "CARD", "VERDICT", "REASON")
@@ -56,41 +48,114 @@ def checks_text(checks: Sequence[Check]) -> str:
     return columns(CHECK_HEADER, [check_row(check) for check in checks])
 
 
-def checks_html(checks: Sequence[Check], caption: str = "") -> str:
-    """Return the table of checks for a notebook, verdicts coloured."""
-    colours = {"pass": "#1a7f37", "fail": "#cf222e", "error": "#9a6700", "skipped": "#57606a"}
-    head = "".join(f"<th style='text-align:left'>{cell.title()}</th>" for cell in CHECK_HEADER)
+CONTROL_HEADER = ("CHECK", "POD", "VARIANT", "ASKED", "WORKLOAD", "CARD", "WITHOUT THE LIMITER")
+
+
+def control_rows(control: Control, *, asserts_limit: bool) -> list[tuple[str, ...]]:
+    """Return the control's checks as cells; the last says whether it is what must be."""
+    rows = []
+    for check in control.checks:
+        must = facts.must(check, check, asserts_limit)
+        if must is None:
+            outcome = f"- {check.verdict}"
+        elif check.verdict == must:
+            outcome = f"{MARKS['pass']} {check.verdict}, as it must"
+        else:
+            outcome = f"{MARKS['error']} {check.verdict}, must {must}"
+        rows.append((*check_row(check)[:6], outcome))
+    return rows
+
+
+def control_text(control: Control, *, asserts_limit: bool) -> str:
+    """Return the table of a control's checks."""
+    return columns(CONTROL_HEADER, control_rows(control, asserts_limit=asserts_limit))
+
+
+# --- for a notebook, which brings its own style: what ours needs stands in each tag -----
+#: Text and ground of a badge, readable on a light page and on a dark one.
+_BADGES = {
+    "✓": "color:#0f5223;background:#d9f2e0",
+    "✗": "color:#8c1119;background:#fbdcdc",
+    "!": "color:#6b4500;background:#fbeac2",
+    "-": "color:#40474f;background:#e4e7ea",
+}
+
+
+def badge_html(text: str) -> str:
+    """Return text that begins with one of ``MARKS`` as a coloured badge."""
+    style = _BADGES.get(text[:1], "")
+    return (
+        f"<span style='display:inline-block;border-radius:1em;padding:0 .7em;font-weight:600;"
+        f"white-space:nowrap;{style}'>{escape(text)}</span>"
+    )
+
+
+def rows_html(header: Sequence[str], rows: Sequence[Sequence[str]], badges: int = -1) -> str:
+    """Return rows as a table for a notebook.
+
+    Args:
+        header: Names of the columns.
+        rows: Text of the cells.
+        badges: Position of the column that holds verdicts.
+    """
+    left = "style='text-align:left;vertical-align:top'"
+    names = [name if name != name.upper() else name.capitalize() for name in header]
+    head = "".join(f"<th {left}>{escape(name)}</th>" for name in names)
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td style='text-align:left;color:{colours[check.verdict]}'>{html.escape(cell)}</td>"
-            if position == 6
-            else f"<td style='text-align:left'>{html.escape(cell)}</td>"
-            for position, cell in enumerate(check_row(check))
+            f"<td {left}>{badge_html(cell) if position == badges else escape(cell)}</td>"
+            for position, cell in enumerate(row)
         )
         + "</tr>"
-        for check in checks
+        for row in rows
     )
-    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
-    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def checks_html(checks: Sequence[Check]) -> str:
+    """Return the table of checks for a notebook, verdicts as badges."""
+    position = CHECK_HEADER.index("VERDICT")
+    return rows_html(CHECK_HEADER, [check_row(check) for check in checks], position)
+
+
+def control_html(control: Control, *, asserts_limit: bool) -> str:
+    """Return the table of a control's checks for a notebook."""
+    rows = control_rows(control, asserts_limit=asserts_limit)
+    return rows_html(CONTROL_HEADER, rows, len(CONTROL_HEADER) - 1)
 
 
 def record_text(record: Record) -> str:
     """Return a record as its table, the control's result and the verdict."""
-    lines = [checks_text(record.checks), ""]
+    lines = [checks_text(record.checks), "", *_outcome(record)]
+    return "\n".join(lines)
+
+
+def _outcome(record: Record) -> list[str]:
+    lines = []
     if record.control is not None:
-        must = [check for check in record.control.checks if check.control != "any"]
-        failed = sum(check.verdict == "fail" for check in must)
-        outcome = (
-            f"without the limiter {failed} of {len(must)} limit checks fail, as they must"
-            if record.control.verdict == "pass"
-            else f"not usable: {record.control.reason}"
-        )
-        lines.append(f"control   {MARKS[record.control.verdict]} {outcome}")
+        lines.append(f"control   {MARKS[record.control.verdict]} {facts.control_text(record)}")
     lines.append(f"verdict   {MARKS[record.verdict]} {record.verdict}  {record.case}")
     if record.reason:
         lines.append(f"reason    {record.reason}")
-    return "\n".join(lines)
+    return lines
+
+
+def record_html(record: Record) -> str:
+    """Return a record for a notebook: the verdict, why, and where its files are."""
+    lines = [
+        f"<p style='font-size:1.25em'>{badge_html(f'{MARKS[record.verdict]} {record.verdict}')}"
+        f" {escape(record.case)}</p>"
+    ]
+    told = [("checks", facts.counted(record)), ("control", facts.control_text(record))]
+    told += [("reason", record.reason)] if record.reason else []
+    told += [(what, path) for what, path in record.artifacts.items()]
+    rows = "".join(
+        f"<tr><td style='text-align:left'><b>{escape(label)}</b></td>"
+        f"<td style='text-align:left'>{escape(text)}</td></tr>"
+        for label, text in told
+    )
+    return "".join(lines) + f"<table><tbody>{rows}</tbody></table>"
 
 
 def report_text(report: Report) -> str:

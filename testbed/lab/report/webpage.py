@@ -15,8 +15,9 @@ import yaml
 
 from testbed.lab.report import facts
 from testbed.lab.report.chart import Chart
+from testbed.lab.report.facts import figure
 from testbed.lab.report.pictures import pictures, style
-from testbed.lab.report.table import MARKS, figure
+from testbed.lab.report.table import MARKS
 from testbed.lab.scenario.record import Check, Record, Report, Verdict
 
 _SIGNS = {"pass": "✓", "fail": "✗", "error": "!", "skipped": "–"}

@@ -8,6 +8,7 @@ checked (nteract/papermill, 2.7.0).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -126,6 +127,24 @@ def case_verdict(
         if control.verdict != "pass":
             return "error"
     return worst(verdicts)
+
+
+def no_verdict(
+    case: str, reason: str, *, asserts_limit: bool, parameters: dict[str, Any] | None = None
+) -> Record:
+    """Return the record of a case that came to no verdict."""
+    return Record(
+        case=case,
+        verdict="error",
+        asserts_limit=asserts_limit,
+        checks=(),
+        control=None,
+        environment=Environment(provider="", card="", kubernetes="", torch="", stack="", shim=""),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=0.0,
+        parameters=parameters or {},
+        reason=reason,
+    )
 
 
 def budget_reason(hits: int) -> str:

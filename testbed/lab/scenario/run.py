@@ -34,9 +34,9 @@ from testbed.lab.report.files import write_all
 from testbed.lab.scenario.cases import Case, checked_parameters, load_parameters, load_question
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.record import (
-    Environment,
     Record,
     Report,
+    no_verdict,
     read_record,
     worst,
     write_json,
@@ -77,14 +77,17 @@ def notebook_parameters(notebook: Path) -> set[str]:
 
 
 def check_case(case: Case, notebook: Path) -> dict[str, Any]:
-    """Return a case's parameters, checked against question and notebook.
+    """Return a case's parameters, checked against question and notebook, all of them.
+
+    What a case leaves out has the question's default, whatever the notebook's cell says
+    for those who run it by hand.
 
     Raises:
         InputError: before anything runs.
     """
     question = load_question(case.folder)
     values = load_parameters(case.path)
-    checked_parameters(question, values)
+    whole: dict[str, Any] = msgspec.to_builtins(checked_parameters(question, values))
     known = notebook_parameters(notebook)
     missing = sorted({*values, *RUNNER_PARAMETERS} - known)
     if missing:
@@ -92,7 +95,7 @@ def check_case(case: Case, notebook: Path) -> dict[str, Any]:
             f"{notebook} does not know the parameters {', '.join(missing)}",
             hint="declare them in the notebook's parameters cell",
         )
-    return values
+    return {name: value for name, value in whole.items() if name in known}
 
 
 def run_case(
@@ -152,18 +155,8 @@ def _own_record(path: Path, case: Case) -> Record:
 
 def _no_record(case: Case, values: dict[str, Any], reason: str) -> Record:
     """Return the record of a case that came to no verdict."""
-    return Record(
-        case=str(case),
-        verdict="error",
-        asserts_limit=load_question(case.folder).asserts_limit,
-        checks=(),
-        control=None,
-        environment=Environment(provider="", card="", kubernetes="", torch="", stack="", shim=""),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=0.0,
-        parameters=values,
-        reason=reason,
-    )
+    asserts_limit = load_question(case.folder).asserts_limit
+    return no_verdict(str(case), reason, asserts_limit=asserts_limit, parameters=values)
 
 
 def _papermill(

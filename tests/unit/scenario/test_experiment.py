@@ -12,6 +12,7 @@ import pytest
 from testbed.errors import InputError
 from testbed.lab import experiment, notebook
 from testbed.lab.scenario.record import read_record
+from testbed.lab.scenario.run import PROGRESS
 from testbed.lab.testbed import Info
 
 from .conftest import ROOT, UUID, make_trial
@@ -28,7 +29,7 @@ class FakeTestbed:
         self.kube.version.return_value = "v1.37.2"
         self.cluster = SimpleNamespace(
             status=lambda: SimpleNamespace(
-                id_range=id_range, nodes=(SimpleNamespace(cards=("GPU-1",)),)
+                state="up", id_range=id_range, nodes=(SimpleNamespace(cards=("GPU-1",)),)
             )
         )
 
@@ -52,6 +53,7 @@ def world(monkeypatch, tmp_path):
     """The example's experiment; ``trials`` are what its two runs find."""
     found = SimpleNamespace(testbed=FakeTestbed(), trials={}, manifests=[], modes=[])
     monkeypatch.setenv("VGPU_TESTBED_SCENARIOS", str(ROOT / "scenarios"))
+    monkeypatch.setenv(PROGRESS, str(tmp_path / "progress.log"))
     monkeypatch.setattr(notebook, "Testbed", lambda name: found.testbed)
 
     def run_trial(access, namespace, manifests, *, enforcement, **_):
