@@ -8,6 +8,7 @@ from testbed.cli.card import app as card
 from testbed.cli.cases import list_cases
 from testbed.cli.cluster import down, kubeconfig, status, up
 from testbed.cli.doctor import doctor
+from testbed.cli.explain import explain
 from testbed.cli.kubectl import CONTEXT, kubectl
 from testbed.cli.logs import logs
 from testbed.cli.report import report
@@ -37,6 +38,7 @@ app.command(rich_help_panel=_TESTBED)(render)
 app.command(rich_help_panel=_TESTBED)(kubeconfig)
 app.command(rich_help_panel=_TESTBED, context_settings=CONTEXT)(kubectl)
 
+app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(logs)
 
 app.add_typer(card, name="card", rich_help_panel=_MACHINE)

@@ -199,6 +199,15 @@ def ledger(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
         raise DeployError("the extender's ledger cannot be read", why=repr(error)) from error
 
 
+def ledger_document(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
+    """Return the extender's ledger as it tells it, with the pods' names.
+
+    Raises:
+        DeployError: no extender runs, or it does not answer as agreed.
+    """
+    return _extender(kube, namespace, "/debug/ledger")
+
+
 def reservations(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
     """Return the extender's promises to pending pods, and the nodes' turns.
 

@@ -1,0 +1,317 @@
+"""From the facts to the answer; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from testbed import units
+from testbed.errors import InputError
+from testbed.lab.deploy.diagnosis import pod_line, pod_ready
+from testbed.lab.explain.model import Ask, Explanation, Facts, NodeRoom, Raw
+from testbed.lab.explain.offered import excluded
+from testbed.lab.explain.remedies import remedies
+from testbed.lab.explain.room import ledger_of, need_mib, rooms
+from testbed.stack import names
+from testbed.stack.config import DeviceConfig
+from testbed.stack.model import Request
+from testbed.stack.placement.decide import Offer, decide
+from testbed.stack.placement.reasons import explain as reasons_of
+from testbed.stack.placement.request import PodRequest, containers, pod_request
+
+_EVENTS = 3
+
+
+def explain(facts: Facts) -> Explanation:
+    """Return why a pod waits, or what it asked, gets and waits for."""
+    pod = facts.pod
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    phase, node = status.get("phase", "Pending"), spec.get("nodeName") or ""
+    try:
+        request = pod_request(pod, facts.config)
+    except InputError as error:
+        why = f"{error.what}: {error.why}" if error.why else error.what
+        return _answer(
+            facts,
+            state="invalid",
+            says=f"cannot be placed: {why}",
+            notes=(f"to fix: {error.hint}",) if error.hint else (),
+        )
+    asked = _asked(pod, request)
+    if phase in ("Succeeded", "Failed"):
+        reason = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
+        says = f"has ended ({phase})" + (f": {reason}" if reason else "")
+        return _answer(facts, state="ended", says=says, asked=asked, node=node)
+    if not request.asks:
+        says = "asks for no card" + (f"; it is on {node}" if node else "")
+        return _answer(facts, state="foreign", says=says, asked=asked, node=node)
+    scheduler = spec.get("schedulerName") or "default-scheduler"
+    if scheduler != facts.config.schedulerName:
+        return _foreign(facts, asked, scheduler, node)
+    if node:
+        return _placed(facts, asked, node)
+    return _waiting(facts, request, asked)
+
+
+# --- not placed yet ---------------------------------------------------------------
+
+
+def _waiting(facts: Facts, request: PodRequest, asked: tuple[Ask, ...]) -> Explanation:
+    uid = facts.pod["metadata"]["uid"]
+    promise = next(
+        (each for each in (facts.reservations or {}).get("reservations", ()) if each["uid"] == uid),
+        None,
+    )
+    if promise is not None:
+        return _reserved(facts, asked, promise)
+    if gates := (facts.pod["spec"].get("schedulingGates") or []):
+        held = ", ".join(gate.get("name", "?") for gate in gates)
+        return _answer(
+            facts, state="waiting", says=f"waits for its scheduling gates: {held}", asked=asked
+        )
+    if facts.books is None:
+        return _answer(
+            facts,
+            state="waiting",
+            says="waits, and the extender does not say why",
+            asked=asked,
+        )
+    if not facts.books.get("synced", True):
+        return _answer(
+            facts,
+            state="waiting",
+            says="waits: the extender has not read all nodes and pods yet",
+            asked=asked,
+        )
+    return _no_room(facts, facts.books, request, asked)
+
+
+def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ...]) -> Explanation:
+    by_name = {node["metadata"]["name"]: node for node in facts.nodes}
+    closed = {name: why for name, node in by_name.items() if (why := excluded(facts.pod, node))}
+    offered = [name for name in by_name if name not in closed]
+    ledger = ledger_of(books)
+    failed = reasons_of(ledger, request, offered).failed
+    choice = decide(ledger, request, Offer.of(offered))
+    hardest = _hardest(request, books)
+    found = rooms(
+        books,
+        hardest,
+        request.constraint,
+        reasons={} if choice is not None else failed,
+        excluded=closed,
+        away=_away(facts.config, by_name),
+    )
+    if choice is not None:
+        return _answer(
+            facts,
+            state="waiting",
+            says=f"fits on {choice.node} now; the scheduler has not tried again yet",
+            asked=asked,
+            nodes=found,
+        )
+    reasons = [closed.get(name) or failed.get(name, "") for name in by_name]
+    counts = dict(Counter(filter(None, reasons)).most_common())
+    if not books["nodes"]:
+        says = "waits: no node has registered a card"
+    elif not offered:
+        says = f"waits: none of {len(by_name)} nodes is open to it"
+    else:
+        says = f"waits: {_in_short(found, hardest, asked)}"
+    return _answer(
+        facts,
+        state="waiting",
+        says=says,
+        asked=asked,
+        nodes=found,
+        counts=counts,
+        remedies=remedies(books, request, found, facts.pods, offered),
+        notes=_larger_than_any(books, hardest),
+    )
+
+
+def _in_short(found: Sequence[NodeRoom], one: Request, asked: tuple[Ask, ...]) -> str:
+    """Return in one clause what the nearest open node lacks."""
+    open_ = [node for node in found if not node.excluded]
+    if not open_:
+        return "no node with cards is open to it"
+    near = open_[0]
+    if len(near.cards) < one.count:
+        have = f"{len(near.cards)} card{'s' if len(near.cards) != 1 else ''}"
+        return (
+            f"it asks for {one.count} cards at once, and the nearest node, {near.node}, has {have}"
+        )
+    taking = [room for room in near.cards if room.lack.nothing]
+    if len(taking) >= one.count:
+        containers = sum(1 for ask in asked if ask.cards)
+        return f"its {containers} containers do not fit together on {near.node}"
+    room = near.cards[len(taking)]  # the nearest of those that lack something
+    parts = list(room.lack.blocked)
+    if room.lack.mem_mib:
+        need = need_mib(one, room.mem_mib)
+        parts.append(f"{max(0, room.mem_free_mib):,} MiB free of the {need:,} MiB asked")
+    if room.lack.whole:
+        parts.append("shared, and it asks for a card alone")
+    elif room.lack.core_pct:
+        parts.append(f"{max(0, room.core_free_pct)} % of compute free of {one.core_pct} % asked")
+    if room.lack.slots:
+        parts.append(f"all its {room.slots} slots taken")
+    several = f"{len(taking)} of {one.count} cards found; " if one.count > 1 else ""
+    return (
+        f"{several}the nearest card, {room.index} of {near.node}, is {' and '.join(parts)}"
+        if (room.lack.blocked or room.lack.whole)
+        else f"{several}the nearest card, {room.index} of {near.node}, has {' and '.join(parts)}"
+    )
+
+
+def _larger_than_any(books: Raw, one: Request) -> tuple[str, ...]:
+    sizes = [card["mem_mib"]["total"] for node in books["nodes"].values() for card in node["cards"]]
+    if one.mem_mib is not None and sizes and one.mem_mib > max(sizes):
+        return (f"no card here is that large: programs can have {max(sizes):,} MiB of the largest",)
+    return ()
+
+
+def _hardest(request: PodRequest, books: Raw) -> Request:
+    """Return the request that is the hardest to place: most cards, memory, cores."""
+    largest = max(
+        (card["mem_mib"]["total"] for node in books["nodes"].values() for card in node["cards"]),
+        default=0,
+    )
+    return max(
+        (r for r in request.containers if r.count),
+        key=lambda r: (r.count, need_mib(r, largest), r.core_pct),
+    )
+
+
+def _away(config: DeviceConfig, nodes: dict[str, Raw]) -> list[str]:
+    """Return the nodes whose kubelet offers no card: their plugin does not run."""
+    found = []
+    for name, node in nodes.items():
+        allocatable = (node.get("status") or {}).get("allocatable") or {}
+        try:
+            offers = units.quantity(allocatable.get(config.resourceCountName, 0)) > 0
+        except InputError:
+            offers = False
+        if not offers:
+            found.append(name)
+    return found
+
+
+def _reserved(facts: Facts, asked: tuple[Ask, ...], promise: Raw) -> Explanation:
+    node, stage = promise["node"], promise["stage"]
+    turns = (facts.reservations or {}).get("turns", {}).get(node, {})
+    says = f"has its cards on {node} reserved for {promise['age_seconds']:.0f} s"
+    if stage == "waiting":
+        by_uid = {
+            pod["metadata"]["uid"]: f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            for pod in facts.pods
+        }
+        ahead = [by_uid.get(uid, uid) for uid in turns.get("holders", ())]
+        says += f" and waits until {', '.join(ahead) or 'another pod'} has its devices there"
+    elif stage == "binding":
+        says += ", and is being bound"
+    else:
+        says += ", and waits for the scheduler to bind it"
+    return _answer(facts, state="reserved", says=says, asked=asked, node=node)
+
+
+def _foreign(facts: Facts, asked: tuple[Ask, ...], scheduler: str, node: str) -> Explanation:
+    labels = facts.pod["metadata"].get("labels") or {}
+    if labels.get(names.WEBHOOK_LABEL) == names.WEBHOOK_IGNORE:
+        note = f"its label {names.WEBHOOK_LABEL}={names.WEBHOOK_IGNORE} keeps the webhook off"
+    else:
+        note = (
+            "made before the webhook ran, or in a namespace that it leaves out, or with a "
+            "schedulerName of its own: make it again, without schedulerName"
+        )
+    where = f"; it is on {node} without limits" if node else ""
+    says = f"asks for cards and belongs to scheduler {scheduler!r}, which knows none{where}"
+    return _answer(facts, state="foreign", says=says, asked=asked, node=node, notes=(note,))
+
+
+# --- placed -----------------------------------------------------------------------
+
+
+def _placed(facts: Facts, asked: tuple[Ask, ...], node: str) -> Explanation:
+    pod = facts.pod
+    uid = pod["metadata"]["uid"]
+    mine = tuple(each for each in facts.containers or () if each.get("pod_uid") == uid)
+    if pod_ready(dict(pod)) or any(
+        "running" in (each.get("state") or {})
+        for each in (pod.get("status") or {}).get("containerStatuses") or ()
+    ):
+        says = f"runs on {node}"
+        trouble = sorted({flag for each in mine for flag in each.get("flags", ())})
+        if trouble:
+            says += f" ({', '.join(trouble)})"
+        notes = () if facts.containers is not None else ("the monitor does not tell what it gets",)
+        return _answer(
+            facts,
+            state="running",
+            says=says,
+            asked=asked,
+            node=node,
+            containers=mine,
+            notes=notes,
+        )
+    phase = (pod["metadata"].get("annotations") or {}).get(names.POD_BIND_PHASE, "")
+    line = pod_line(dict(pod))
+    says = f"is placed on {node} and starts: {line}"
+    notes = ()
+    if phase == names.PHASE_FAILED:
+        says = f"is placed on {node}, and its devices could not be handed out: {line}"
+    elif phase == names.PHASE_ALLOCATING:
+        notes = ("its devices are being handed out (bind phase allocating)",)
+    return _answer(facts, state="starting", says=says, asked=asked, node=node, notes=notes)
+
+
+# --- parts ------------------------------------------------------------------------
+
+
+def _asked(pod: Raw, request: PodRequest) -> tuple[Ask, ...]:
+    return tuple(
+        Ask(
+            container=str(member.get("name", "")),
+            cards=one.count,
+            mem_mib=one.mem_mib,
+            mem_pct=one.mem_pct,
+            core_pct=one.core_pct,
+        )
+        for (_, member), one in zip(containers(pod), request.containers, strict=True)
+        if one.count
+    )
+
+
+def _answer(
+    facts: Facts, *, says: str, notes: tuple[str, ...] = (), **fields: object
+) -> Explanation:
+    metadata = facts.pod["metadata"]
+    conditions = (facts.pod.get("status") or {}).get("conditions") or []
+    scheduler = next(
+        (
+            str(each.get("message", ""))
+            for each in conditions
+            if each.get("type") == "PodScheduled" and each.get("status") == "False"
+        ),
+        "",
+    )
+    return Explanation(
+        namespace=metadata.get("namespace", "default"),
+        pod=metadata["name"],
+        says=says,
+        scheduler=scheduler,
+        events=_events(facts.events, scheduler),
+        notes=(*notes, *facts.problems),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def _events(events: Sequence[Raw], scheduler: str) -> tuple[str, ...]:
+    """Return the last warning of each reason, those that the scheduler's words repeat left out."""
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    warnings.sort(key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
+    last = {
+        str(event.get("reason", "?")): str(event.get("message", "")).strip() for event in warnings
+    }
+    texts = [f"{reason}: {message}" for reason, message in last.items() if message != scheduler]
+    return tuple(texts[-_EVENTS:])
