@@ -7,12 +7,14 @@ webhook, extender and plugin. Unknown keys are an error, with the key's path.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from testbed.errors import InputError
 from testbed.stack import names
+
+XidAction = Literal["ignore", "contained", "unhealthy"]
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +36,12 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     deviceCoreScaling: float = 1.0
     disableCoreLimit: bool = False
     gpuCorePolicy: Literal["default", "force", "disable"] = "default"
+    #: What a container of low priority keeps of a card beside one of high priority.
+    priorityFloorPercent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
+    #: What follows from an XID error of a card, by number, beside the built-in table
+    #: (``stack.devices.xid``); ``xidDefault`` from one that is in neither.
+    xidPolicy: dict[int, XidAction] = {}
+    xidDefault: XidAction = "unhealthy"
     libCudaLogLevel: int | None = None
     nodeSchedulerPolicy: Literal["binpack", "spread"] = "binpack"
     gpuSchedulerPolicy: Literal["binpack", "spread"] = "spread"

@@ -28,6 +28,9 @@ NODE_REGISTER = "hami.io/node-nvidia-register"
 NODE_HANDSHAKE = "hami.io/node-handshake"
 NODE_LOCK = "hami.io/mutex.lock"
 DEVICE_CORDON = "hami.io/device-cordon"
+#: An operator's word that cards are well again: uuids with commas, or ``all``. The
+#: plugin takes it away when it has heeded it.
+NODE_CARDS_RECOVERED = "vgpu-testbed.dev/cards-recovered"
 
 POD_NODE = "hami.io/vgpu-node"
 POD_TIME = "hami.io/vgpu-time"
@@ -83,6 +86,7 @@ CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/libvgpu.so"
 CONTAINER_REGION_LINK = f"{CONTAINER_ROOT}/region"  # -> <uuid>.cache
 CONTAINER_DRIVER = f"{CONTAINER_ROOT}/driver"  # libcuda.so.1, libnvidia-ml.so.1
 CONTAINER_CARDS = f"{CONTAINER_ROOT}/cards"  # <uuid>/state: a card is visible if mounted here
+CONTAINER_PAGES = f"{CONTAINER_ROOT}/pages"  # <uuid>.page, shared by a card's containers
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 TERMINATION_LOG = "/dev/termination-log"
 
@@ -90,6 +94,7 @@ TERMINATION_LOG = "/dev/termination-log"
 HOOK_PATH = "/var/lib/vgpu-testbed"  # default of the manifest value hookPath
 #   lib/<build>/libvgpu.so     lib/<build>/ld.so.preload
 #   containers/<podUID>_<container>/{<uuid>.cache, region -> <uuid>.cache}
+#   pages/<card uuid>.page     health.json
 EMULATED_DRIVER_ROOT = "/run/vgpu-emulated"
 #   EMULATION (text mark)   driver/libcuda.so.1   driver/libnvidia-ml.so.1
 #   cards/<uuid>/{state, cuda.lock, nvml.lock}

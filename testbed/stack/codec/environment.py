@@ -22,6 +22,7 @@ def container_environment(
     cache_uuid: str,
     core_policy: str = "default",
     core_limit: bool = True,
+    priority: int | None = None,
     oversubscribe: bool = False,
     log_level: int | None = None,
 ) -> dict[str, str]:
@@ -32,6 +33,7 @@ def container_environment(
         cache_uuid: Names the region file, ``/usr/local/vgpu/<uuid>.cache``.
         core_policy: ``default``, ``force`` or ``disable``.
         core_limit: False writes the policy ``disable`` (disableCoreLimit).
+        priority: 0 high, 1 low; None leaves the library's default, low.
         oversubscribe: Memory scaling above 1.
         log_level: 0 (off) to 4; None leaves the library's default.
     """
@@ -43,6 +45,8 @@ def container_environment(
         env[names.ENV_CORE_POLICY] = "disable"
     elif core_policy != "default":
         env[names.ENV_CORE_POLICY] = core_policy
+    if priority is not None:
+        env[names.ENV_PRIORITY] = str(priority)
     if oversubscribe:
         env[names.ENV_OVERSUBSCRIBE] = "true"
     if log_level is not None:

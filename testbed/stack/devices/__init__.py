@@ -3,14 +3,13 @@
 from testbed.stack.devices.cdi import CdiSpec, emulated_spec, sync_specs
 from testbed.stack.devices.driver_root import DriverRoot, find_driver_root
 from testbed.stack.devices.emulated import CardBook, card_book
-from testbed.stack.devices.nvidia import (
+from testbed.stack.devices.nvidia import Nvml, registered_cards
+from testbed.stack.devices.readings import (
     CardReading,
     Device,
-    Nvml,
     ProcessBytes,
     ProcessSample,
     UtilizationReading,
-    registered_cards,
 )
 
 __all__ = [

@@ -26,6 +26,7 @@ class NodeContainer:
         started: The runtime has made it, so kubelet has had its devices.
         control_disabled: Its environment says ``CUDA_DISABLE_CONTROL=true``.
         priority: 0 high, 1 low, which is also what a container without the resource has.
+        core_policy: ``GPU_CORE_UTILIZATION_POLICY`` of its environment, empty without.
     """
 
     name: str
@@ -35,6 +36,7 @@ class NodeContainer:
     started: bool = False
     control_disabled: bool = False
     priority: int = 1
+    core_policy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +96,20 @@ def _containers(
             count=_number(asked.get(config.resourceCountName)),
             plain_init=position < len(inits) and container.get("restartPolicy") != "Always",
             started=container["name"] in started,
-            control_disabled=any(
-                entry["name"] == names.ENV_DISABLE_CONTROL
-                and str(entry.get("value", "")).lower() in _TRUE
-                for entry in container.get("env") or ()
-            ),
+            control_disabled=_variable(container, names.ENV_DISABLE_CONTROL) in _TRUE,
             priority=_number(asked.get(config.resourcePriorityName, 1)),
+            core_policy=_variable(container, names.ENV_CORE_POLICY),
         )
+
+
+def _variable(container: dict[str, Any], name: str) -> str:
+    """Return a variable of a container's own environment; the last of a name counts."""
+    values = [
+        str(entry.get("value") or "").lower()
+        for entry in container.get("env") or ()
+        if entry["name"] == name
+    ]
+    return values[-1] if values else ""
 
 
 def _number(text: object) -> int:

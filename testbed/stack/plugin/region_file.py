@@ -32,6 +32,7 @@ def make(plan: RegionPlan) -> None:
         container_name=plan.container,
         policy=_POLICIES[plan.policy],
         priority=plan.priority,
+        priority_floor_pct=plan.priority_floor_pct,
         oversubscribe=plan.oversubscribe,
     )
     make_region(Path(plan.folder), plan.cache_uuid, constant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import DeployError
+from testbed.native.page import make_page
 from testbed.stack import names
 from testbed.stack.codec import encode_register
 from testbed.stack.devices import (
@@ -21,13 +23,16 @@ from testbed.stack.devices import (
     sync_specs,
 )
 from testbed.stack.devices.cdi import hardware_specs
+from testbed.stack.devices.xid import XidPolicy, xid_policy
 from testbed.stack.httpserver import HttpServer, Query, Reply, json_reply
 from testbed.stack.kubeapi import ApiError, KubeApi
 from testbed.stack.model import Card
 from testbed.stack.plugin import region_file
 from testbed.stack.plugin.allocator import Allocator
 from testbed.stack.plugin.answer import ContainerAnswer, HostPaths
+from testbed.stack.plugin.healthwatch import HealthWatch
 from testbed.stack.plugin.kubelet import pod_resources_view, register
+from testbed.stack.plugin.metrics import Shown, exposition
 from testbed.stack.plugin.pods import NodePod
 from testbed.stack.plugin.service import DevicePluginService, Inventory, SocketServer
 from testbed.stack.plugin.settings import Settings
@@ -80,8 +85,13 @@ class NodeApi:
             {"metadata": {**precondition, **metadata}},
         )
 
-    def patch_node(self, annotations: dict[str, str]) -> None:
-        self._api.patch(f"/api/v1/nodes/{self._node}", {"metadata": {"annotations": annotations}})
+    def patch_node(self, annotations: dict[str, str | None]) -> dict[str, str]:
+        """Merge annotations into the node's (None removes one); return what it has then."""
+        node = self._api.patch(
+            f"/api/v1/nodes/{self._node}", {"metadata": {"annotations": annotations}}
+        )
+        found: dict[str, str] = node["metadata"].get("annotations") or {}
+        return found
 
 
 class Plugin:
@@ -98,7 +108,6 @@ class Plugin:
         self._nvml = nvml
         self._settings = Settings(options.config)
         self._devices = nvml.devices()
-        self._sick: dict[str, str] = {}
         uuids = [device.uuid for device in self._devices]
         specs = (
             tuple(emulated_spec(root, uuid) for uuid in uuids)
@@ -110,6 +119,16 @@ class Plugin:
         build = install_library(options.hook_path, options.library)
         _log.info("library build=%s cards=%s", build, ",".join(uuids))
         self._build = build
+        paths = HostPaths(hook=str(options.hook_path), build=build)
+        for uuid in uuids:
+            make_page(Path(paths.page(uuid)), uuid)
+        self._policy()  # a variable that cannot be used is said now
+        self._health = HealthWatch(
+            nvml,
+            tuple(uuids),
+            file=options.hook_path / "health.json",
+            cleared=self._operators_word,
+        )
         self._inventory = Inventory(self._cards())
         self._allocator = Allocator(
             api=self._api,
@@ -117,7 +136,7 @@ class Plugin:
             prepare=_prepare,
             config=lambda: self._settings.config,
             cards=lambda: frozenset(uuids),
-            paths=HostPaths(hook=str(options.hook_path), build=build),
+            paths=paths,
             node=options.node,
         )
         self._service = DevicePluginService(self._inventory, self._allocator)
@@ -133,7 +152,8 @@ class Plugin:
 
     def run(self, stop: threading.Event) -> None:
         """Work until told to stop."""
-        http = HttpServer(("", self._options.port), {"/healthz": self._healthz})
+        routes = {"/healthz": self._healthz, "/metrics": self._metrics}
+        http = HttpServer(("", self._options.port), routes)
         self.http_port = http.port
         try:
             while not stop.is_set():
@@ -146,8 +166,9 @@ class Plugin:
 
     def _tick(self, now: float) -> None:
         self._settings.poll()
+        self._health.events(self._policy())
         if now >= self._due["health"]:
-            self._check_health()
+            self._health.look(now)
             self._due["health"] = now + HEALTH_S
         self._inventory.set(self._cards())
         self._keep_registered()
@@ -157,15 +178,26 @@ class Plugin:
             self._due["sweep"] = now + SWEEP_S
 
     def _cards(self) -> tuple[Card, ...]:
-        return registered_cards(self._devices, self._settings.config, unhealthy=self._sick)
+        return registered_cards(
+            self._devices, self._settings.config, unhealthy=self._health.unhealthy
+        )
 
-    def _check_health(self) -> None:
-        sick = self._nvml.unhealthy()
-        for uuid in sick.keys() - self._sick.keys():
-            _log.error("card %s is unhealthy: %s", uuid, sick[uuid])
-        for uuid in self._sick.keys() - sick.keys():
-            _log.info("card %s is healthy again", uuid)
-        self._sick = sick
+    def _policy(self) -> XidPolicy:
+        config = self._settings.config
+        return xid_policy(config.xidPolicy, config.xidDefault, os.environ)
+
+    def _operators_word(self) -> str:
+        """Take the annotation that says which cards are well again."""
+        try:
+            # Our rights are to patch the node, and a patch answers with what it has.
+            text = self._api.patch_node({}).get(names.NODE_CARDS_RECOVERED, "")
+            if text:
+                _log.info("annotation %s=%s heeded", names.NODE_CARDS_RECOVERED, text)
+                self._api.patch_node({names.NODE_CARDS_RECOVERED: None})
+        except ApiError as error:
+            _log.warning("the node cannot be read: %s", error.text())
+            return ""
+        return text
 
     def _keep_registered(self) -> None:
         """Serve and register, anew when kubelet is another one or wiped its folder."""
@@ -230,7 +262,7 @@ class Plugin:
             "enforcement": config.enforcement,
             "generation": config.generation,
             "cards": [card.uuid for card in self._inventory.cards],
-            "unhealthy": dict(self._sick),
+            "unhealthy": dict(self._health.unhealthy),
             "registered": ready,
             "build": self._build,
             "config_error": self._settings.error,
@@ -238,6 +270,17 @@ class Plugin:
         # Not ready until first registered; afterwards an outage of kubelet or API server
         # is told, but is no reason to restart the plugin.
         return json_reply(document, status=200 if self._ready else 503)
+
+    def _metrics(self, _query: Query) -> Reply:
+        shown = Shown(
+            node=self._options.node,
+            devices=self._devices,
+            unhealthy=self._health.unhealthy,
+            xids=self._health.xids,
+            registered=self._kubelet is not None,
+        )
+        body = exposition(shown)
+        return Reply(content_type="text/plain; version=0.0.4; charset=utf-8", body=body)
 
 
 def serve(options: Options, stop: threading.Event) -> None:
@@ -259,6 +302,8 @@ def serve(options: Options, stop: threading.Event) -> None:
 
 
 def _prepare(answer: ContainerAnswer) -> None:
+    for uuid, page in answer.pages.items():
+        make_page(Path(page), uuid)
     if answer.region is not None:
         prepare_folder(answer.region, region_file.make)
 

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from testbed.native.page import read_page
 from testbed.native.region import RegionDevice, read_region
 from testbed.stack import names
 from testbed.stack.codec import decode_register
@@ -31,6 +32,7 @@ class Nvml:
 
     def __init__(self) -> None:
         self.sick: dict[str, str] = {}
+        self.xids: list[int] = []
 
     def devices(self) -> tuple[Device, ...]:
         name = "NVIDIA A100-SXM4-80GB"
@@ -38,6 +40,18 @@ class Nvml:
 
     def unhealthy(self) -> dict[str, str]:
         return dict(self.sick)
+
+    def watch_errors(self) -> bool:
+        return True
+
+    def errors(self) -> tuple[tuple[str, int], ...]:
+        xids, self.xids = self.xids, []
+        return tuple((GPU, xid) for xid in xids)
+
+    def recovery_actions(self) -> dict[str, int]:
+        return {}
+
+    def reopen(self) -> None: ...
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
@@ -90,6 +104,13 @@ class Running:
         self._api.close()
         if self.failure is not None:
             raise self.failure
+
+    def metrics(self) -> str:
+        eventually(lambda: self.plugin.http_port != 0, "http is up")
+        url = f"http://127.0.0.1:{self.plugin.http_port}/metrics"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            text: str = answer.read().decode()
+            return text
 
     def healthz(self) -> tuple[int, dict[str, Any]]:
         eventually(lambda: self.plugin.http_port != 0, "http is up")
@@ -226,6 +247,89 @@ def test_health_reaches_kubelet_and_node_and_comes_back(
     plugin.nvml.sick = {}
     kubelet.wait(lambda: set(kubelet.devices.values()) == {"Healthy"}, "healthy again")
     eventually(told, "the node's annotation says so again")
+
+
+def test_an_xid_keeps_new_pods_away_until_an_operator_says_so(
+    plugin: Running, api: Any, start_kubelet: Any
+) -> None:
+    """N4, N5: applications' errors and contained ones change nothing; others do, and stay."""
+    kubelet = start_kubelet()
+    kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+    plugin.nvml.xids = [13, 94]
+    eventually(lambda: 'action="contained"' in plugin.metrics(), "the contained error is counted")
+    assert plugin.healthz()[1]["unhealthy"] == {}
+    assert "vgpu_card_healthy{" in plugin.metrics() and "} 0.0" not in plugin.metrics()
+    plugin.nvml.xids = [48]
+    kubelet.wait(lambda: set(kubelet.devices.values()) == {"Unhealthy"}, "unhealthy")
+    assert plugin.healthz()[1]["unhealthy"] == {GPU: "XID 48"}
+    annotations = api.nodes["n1"]["metadata"]["annotations"]
+
+    def told() -> bool:
+        return decode_register(annotations[names.NODE_REGISTER])[0].healthy
+
+    eventually(lambda: not told(), "the node's annotation says so")
+    (line,) = [x for x in plugin.metrics().splitlines() if x.startswith("vgpu_card_healthy{")]
+    assert line.endswith(" 0.0")
+    with api.changed:
+        annotations[names.NODE_CARDS_RECOVERED] = GPU
+    kubelet.wait(lambda: set(kubelet.devices.values()) == {"Healthy"}, "healthy again")
+    eventually(told, "the node's annotation says so again")
+    eventually(lambda: names.NODE_CARDS_RECOVERED not in annotations, "the word is taken away")
+
+
+def test_the_policy_on_xids_is_the_configurations(plugin: Running, start_kubelet: Any) -> None:
+    kubelet = start_kubelet()
+    kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+    plugin.config.write_text("generation: 2\nxidPolicy: {94: unhealthy, 48: ignore}\n")
+    eventually(lambda: plugin.healthz()[1]["generation"] == 2, "generation 2")
+    plugin.nvml.xids = [48, 94]
+    kubelet.wait(lambda: set(kubelet.devices.values()) == {"Unhealthy"}, "unhealthy")
+    assert plugin.healthz()[1]["unhealthy"] == {GPU: "XID 94"}
+    plugin.config.write_text("generation: 3\nxidPolicy: {94: fatal}\n")
+    eventually(lambda: "xidPolicy" in plugin.healthz()[1]["config_error"], "a mistyped word")
+
+
+def test_card_pages_are_made_and_mounted(
+    plugin: Running, api: Any, start_kubelet: Any, bound_pod: Any
+) -> None:
+    page = plugin.hook / "pages" / f"{GPU}.page"
+    assert read_page(page).uuid == GPU and page.stat().st_mode & 0o777 == 0o666
+    kubelet = start_kubelet()
+    kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+    page.unlink()  # somebody tidied up: it is there again before a container starts
+    api.put(bound_pod("a", f"{GPU},NVIDIA,1024,10:;"))
+    (answer,) = kubelet.admit("ns", "a", ("main", 1))
+    mount = next(m for m in answer.mounts if m.host_path == str(page))
+    assert mount.container_path == f"/usr/local/vgpu/pages/{GPU}.page" and not mount.read_only
+    inode = page.stat().st_ino
+    api.put(bound_pod("b", f"{GPU},NVIDIA,1024,10:;"))
+    kubelet.admit("ns", "b", ("main", 1))
+    assert page.stat().st_ino == inode, "one page for all containers of the card"
+
+
+def test_compute_limits_reach_the_region(
+    plugin: Running, api: Any, start_kubelet: Any, bound_pod: Any
+) -> None:
+    plugin.config.write_text("gpuCorePolicy: force\npriorityFloorPercent: 5\ngeneration: 2\n")
+    eventually(lambda: plugin.healthz()[1]["generation"] == 2, "generation 2")
+    kubelet = start_kubelet()
+    kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+    pod = bound_pod("a", f"{GPU},NVIDIA,1024,30:;")
+    pod["spec"]["containers"][0]["resources"]["limits"][names.RESOURCE_PRIORITY] = "0"
+    api.put(pod)
+    (answer,) = kubelet.admit("ns", "a", ("main", 1))
+    for name, value in (
+        ("CUDA_DEVICE_SM_LIMIT", "30"),
+        ("GPU_CORE_UTILIZATION_POLICY", "force"),
+        ("CUDA_TASK_PRIORITY", "0"),
+    ):
+        assert answer.envs[name] == value
+    constant = read_region(
+        plugin.hook / "containers" / f"{pod['metadata']['uid']}_main" / "region"
+    ).constant
+    assert [device.sm_limit_pct for device in constant.devices] == [30]
+    assert (constant.policy.name, constant.priority) == ("FORCE", 0)
+    assert constant.priority_floor_pct == 5
 
 
 def test_enforcement_is_switched_while_running(

@@ -26,6 +26,7 @@ from testbed.stack.devices import (
     emulated_spec,
     find_driver_root,
     nvidia,
+    nvml_calls,
     registered_cards,
     sync_specs,
 )
@@ -196,15 +197,15 @@ class Process:
 def test_process_lists_are_joined_by_pid() -> None:
     compute: list[Any] = [Process(7, 100), Process(9, None)]
     graphics: list[Any] = [Process(7, 120), Process(8, 5)]
-    merged = nvidia._merged(compute, graphics)
+    merged = nvml_calls.merged(compute, graphics)
     assert [(p.pid, p.bytes) for p in merged] == [(7, 120), (8, 5), (9, 0)]
 
 
 def test_numa_node_of_a_pci_address(tmp_path: Path) -> None:
     node = touch(tmp_path / "bus/pci/devices/0000:07:00.0/numa_node")
     node.write_text("1\n")
-    assert nvidia._numa_of_pci("00000000:07:00.0", tmp_path) == 1
-    assert nvidia._numa_of_pci("00000000:08:00.0", tmp_path) is None
+    assert nvml_calls.numa_of_pci("00000000:07:00.0", tmp_path) == 1
+    assert nvml_calls.numa_of_pci("00000000:08:00.0", tmp_path) is None
 
 
 class Sampled:

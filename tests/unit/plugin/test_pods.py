@@ -90,3 +90,17 @@ def test_finished() -> None:
         item = raw(containers=[{"name": "x", **gpu(1)}])
         item["status"] = {"phase": phase}
         assert node_pod(item, DeviceConfig()).finished
+
+
+def test_a_containers_own_word_on_the_policy() -> None:
+    def policy(*env: dict[str, Any]) -> str:
+        (container,) = node_pod(
+            raw(containers=[{"name": "x", **gpu(1, env=list(env))}]), DeviceConfig()
+        ).containers
+        return container.core_policy
+
+    name = names.ENV_CORE_POLICY
+    assert policy() == ""
+    assert policy({"name": name, "value": "Force"}) == "force"
+    assert policy({"name": name, "value": "force"}, {"name": name, "value": "default"}) == "default"
+    assert policy({"name": name, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}) == ""

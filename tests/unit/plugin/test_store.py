@@ -22,6 +22,7 @@ def plan(folder: Path) -> RegionPlan:
         shares=(Share(uuid="GPU-a", mem_mib=1, core_pct=1),),
         policy="default",
         priority=0,
+        priority_floor_pct=0,
         oversubscribe=False,
         pod=PodKey(namespace="ns", name="p", uid=UID),
         container="main",
