@@ -301,7 +301,7 @@ def test_the_text_begins_with_the_answer_and_names_what_was_tried(world):
     ]
     events = [
         {"type": "Warning", "reason": "FailedScheduling", "message": "0/4 nodes are available"},
-        {"type": "Warning", "reason": "FilteringFailed", "message": "old", "lastTimestamp": "1"},
+        {"type": "Warning", "reason": "FilteringFailed", "message": "stale", "lastTimestamp": "1"},
         {"type": "Warning", "reason": "FilteringFailed", "message": "new", "lastTimestamp": "2"},
         {"type": "Normal", "reason": "Other", "message": "noise"},
     ]
@@ -311,4 +311,4 @@ def test_the_text_begins_with_the_answer_and_names_what_was_tried(world):
     assert "and 1 more nodes, further away" in lines
     assert re.search(r"(?m)^would fit if it asked for at most 20,000 MiB: on n\d$", shown)
     assert "scheduler: 0/4 nodes are available" in lines
-    assert "event: FilteringFailed: new" in lines and "old" not in shown and "noise" not in shown
+    assert "event: FilteringFailed: new" in lines and "stale" not in shown and "noise" not in shown
