@@ -200,4 +200,4 @@ def show(report: Report, folder: Path, output: Format) -> None:
         print()
         print(report_text(report))
     print()
-    print(f"{MARKS[report.verdict]} {report.verdict}   {folder / 'report.json'}")
+    print(f"{MARKS[report.verdict]} {report.verdict}   {folder / 'report.html'}")
