@@ -47,6 +47,7 @@ enum {
     cudaErrorInvalidDeviceFunction = 98,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNotReady = 600,
     cudaErrorNotSupported = 801,
     cudaErrorUnknown = 999,
 };

@@ -148,9 +148,13 @@ cudaError_t fail(cudaError_t error)
     return error;
 }
 
+/* Work that is not finished is no error and never the last one (CUDA C++ Programming
+ * Guide, "Error Checking"). */
 cudaError_t done(CUresult result)
 {
-    return result == CUDA_SUCCESS ? cudaSuccess : fail(translate(result));
+    if (result == CUDA_SUCCESS || result == cudaErrorNotReady)
+        return result;
+    return fail(translate(result));
 }
 
 API cudaError_t cudaGetLastError(void)

@@ -32,7 +32,6 @@ API cudaError_t cudaStreamGetPriority(CUstream stream, int *priority)
     return done(driver.cuStreamGetPriority(stream, priority));
 }
 
-/* cudaErrorNotReady becomes the last error too: callers that poll clear it. */
 API cudaError_t cudaStreamQuery(CUstream stream)
 {
     REQUIRE_CONTEXT();

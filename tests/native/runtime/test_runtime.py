@@ -114,6 +114,27 @@ print(e, rt.cudaGetErrorName(e).decode(), p.value)
     assert out.split() == [str(runtime), name, "None"]
 
 
+def test_unfinished_work_is_no_error(script: Script) -> None:
+    script("""
+rt.cudaFree(None)
+stream, event = at(16), at(32)
+queries = (rt.cudaStreamQuery, stream), (rt.cudaEventQuery, event)
+fake("fake_result").value = 600
+assert [f(x) for f, x in queries] == [600, 600]
+assert rt.cudaPeekAtLastError() == 0
+# An earlier error is not lost by asking.
+fake("fake_result").value = 2
+assert rt.cudaMalloc(c.byref(pointer()), 64) == 2
+fake("fake_result").value = 600
+assert [f(x) for f, x in queries] == [600, 600]
+assert rt.cudaPeekAtLastError() == 2
+# A real error of a query is one.
+fake("fake_result").value = 700
+assert [f(x) for f, x in queries] == [700, 700]
+assert rt.cudaGetLastError() == 700
+""")
+
+
 def test_last_error_stays_until_it_is_taken_and_is_the_threads_own(script: Script) -> None:
     script("""
 import threading
