@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import CodecError
+from testbed.native.card_book import Book, Rules
 
 MAGIC = 0x3144524143555056
-VERSION = 2
+VERSION = 3
 MAX_SLOTS = 256
-RING = 1024
-BUCKETS = 256
+RING = 2048
+CLOSED = 64
+ROWS = 128
+CLOCK_SLICES = 0
+CLOCK_SHARING = 1
 #: Byte of ``cuda.lock`` that is held while memory is charged.
 LOCK_MEMORY = 4096
 #: What the card counts in, and what a context's cost must be a multiple of.
@@ -69,7 +75,12 @@ class DescriptionLayout(ctypes.Structure):
         ("driver_version", _U32),
         ("spare32", _U32),
         ("driver_text", ctypes.c_char * 32),
-        ("spare", _U64 * 28),
+        ("int8_flops", _U64),
+        ("switch_ns", _U32),
+        ("sample_lag_us", _U32),
+        ("event_ns", _U32),
+        ("gap_ns", _U32),
+        ("spare", _U64 * 25),
     )
 
 
@@ -84,32 +95,57 @@ class SlotLayout(ctypes.Structure):
         ("context_bytes", _U64),
         ("memory", _U64),
         ("resident_bytes", _U64),
-        ("busy_until", _U64),
-        ("busy_ns", _U64),
+        ("submitted_ns", _U64),
+        ("base_ns", _U64),
         ("launches", _U64),
         ("copied_bytes", _U64),
         ("name", ctypes.c_char * 32),
         ("swapped_bytes", _U64),
-        ("spare", _U64 * 17),
+        ("gone", _U64),
+        ("spare", _U64 * 16),
     )
 
 
-class BreakpointLayout(ctypes.Structure):
-    """``struct card_breakpoint``."""
+class SegmentLayout(ctypes.Structure):
+    """``struct card_segment``."""
+
+    _fields_ = (("start_ns", _U64), ("end_ns", _U64), ("granted_ns", _U64), ("slot", _U64))
+
+
+class BookLayout(ctypes.Structure):
+    """``struct card_book``."""
 
     _fields_ = (
-        ("sequence", _U64),
         ("time_ns", _U64),
-        ("virtual_ns", _U64),
-        ("active", _U32),
-        ("slot", _U32),
+        ("open_ns", _U64),
+        ("switched_ns", _U64),
+        ("turn_end_ns", _U64),
+        ("segments", _U64),
+        ("holder", _U32),
+        ("working", _U32),
+        ("fresh", _U32),
+        ("slots", _U32),
+        ("sharing", _U64 * (MAX_SLOTS // 64)),
+        ("closed", SegmentLayout * CLOSED),
+        ("granted_ns", _U64 * MAX_SLOTS),
     )
 
 
-class BucketLayout(ctypes.Structure):
-    """``struct card_bucket``."""
+class RecordLayout(ctypes.Structure):
+    """``struct card_record``."""
 
-    _fields_ = (("number", _U64), ("busy_ns", _U64))
+    _fields_ = (("sequence", _U64), ("segment", SegmentLayout), ("check", _U64))
+
+
+class RowLayout(ctypes.Structure):
+    """``struct card_row``."""
+
+    _fields_ = (
+        ("number", _U64),
+        ("stamp_us", _U64),
+        ("slots", _U64),
+        ("granted_ns", _U64 * MAX_SLOTS),
+    )
 
 
 class FaultsLayout(ctypes.Structure):
@@ -137,14 +173,14 @@ class StateLayout(ctypes.Structure):
         ("budget_hits", _U64),
         ("reclaimed", _U64),
         ("spare1", _U64 * 5),
-        ("clock_time_ns", _U64),
-        ("clock_virtual_and_generation", _U64),
-        ("breakpoints_written", _U64),
-        ("breakpoints_lapped", _U64),
+        ("current", _U64),
+        ("lapped", _U64),
+        ("spare2", _U64 * 6),
         ("faults", FaultsLayout),
-        ("buckets", BucketLayout * BUCKETS),
-        ("ring", BreakpointLayout * RING),
         ("slots", SlotLayout * MAX_SLOTS),
+        ("ring", RecordLayout * RING),
+        ("rows", RowLayout * ROWS),
+        ("books", BookLayout * (2 * MAX_SLOTS)),
     )
 
 
@@ -188,6 +224,11 @@ class CardDescription:
     budget_bytes: int = 0
     driver_version: int
     driver_text: str
+    int8_flops: int = 0
+    switch_ns: int = 150_000
+    sample_lag_us: int = 100_000
+    event_ns: int = 0
+    gap_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +246,7 @@ class CardSlot:
     #: Managed memory that the card had no room for.
     swapped_bytes: int
     resident_bytes: int
+    #: Device time granted to the process since it began on the card.
     busy_ns: int
     launches: int
     copied_bytes: int
@@ -235,31 +277,91 @@ def make(path: Path, description: CardDescription) -> None:
 
 
 def read(path: Path) -> CardState:
-    """Return a copy of a state file.
+    """Return a copy of a state file, its book worked out to now.
 
     Raises:
         CodecError: the file is none, or of another version.
     """
-    data = path.read_bytes()
-    if len(data) < ctypes.sizeof(StateLayout):
-        raise CodecError(f"{path} is no card state", why=f"{len(data)} bytes are too few")
-    state = StateLayout.from_buffer_copy(data)
-    if state.magic != MAGIC or state.version != VERSION:
-        raise CodecError(f"{path} is no card state of version {VERSION}")
+    with path.open("rb", buffering=0) as file:
+        state = _FrontLayout.from_buffer_copy(_piece(file, path, 0, _FrontLayout))
+        if state.magic != MAGIC or state.version != VERSION:
+            raise CodecError(f"{path} is no card state of version {VERSION}")
+        book, slots = _consistent(file, path)
+    description = _description(state.description)
+    granted = _granted_now(book, slots, description)
     return CardState(
-        description=_description(state.description),
-        slots=tuple(_slots(state)),
+        description=description,
+        slots=tuple(_slots(state.slot_count, slots, granted)),
         budget_hits=state.budget_hits,
         reclaimed=state.reclaimed,
-        lapped=state.breakpoints_lapped,
+        lapped=state.lapped,
         xid=state.faults.xid,
         xid_count=state.faults.xid_count,
     )
 
 
+class _FrontLayout(ctypes.Structure):
+    """What comes before the slots in ``struct card_state``."""
+
+    _fields_ = [f for f in StateLayout._fields_ if f[0] not in ("slots", "ring", "rows", "books")]
+
+
+_Slots = SlotLayout * MAX_SLOTS
+
+
+def _piece(file: FileIO, path: Path, offset: int, layout: type[Any]) -> bytes:
+    size = ctypes.sizeof(layout)
+    data = os.pread(file.fileno(), size, offset)
+    if len(data) < size:
+        raise CodecError(f"{path} is no card state", why=f"{offset + len(data)} bytes are too few")
+    return data
+
+
+def _consistent(file: FileIO, path: Path) -> tuple[BookLayout, Any]:
+    # A book that is current is never changed; once it is not, its place is used again.
+    while True:
+        offset = StateLayout.current.offset
+        current = _U64.from_buffer_copy(_piece(file, path, offset, _U64)).value
+        place = StateLayout.books.offset + current % (2 * MAX_SLOTS) * ctypes.sizeof(BookLayout)
+        book = BookLayout.from_buffer_copy(_piece(file, path, place, BookLayout))
+        slots = _Slots.from_buffer_copy(_piece(file, path, StateLayout.slots.offset, _Slots))
+        if _U64.from_buffer_copy(_piece(file, path, offset, _U64)).value == current:
+            return book, slots
+
+
+def _granted_now(book: BookLayout, slots: Any, description: CardDescription) -> list[int]:
+    known = min(book.slots, MAX_SLOTS)
+    now = Book(
+        time_ns=book.time_ns,
+        open_ns=book.open_ns,
+        switched_ns=book.switched_ns,
+        turn_end_ns=book.turn_end_ns,
+        holder=book.holder,
+        working=book.working,
+        sharing=frozenset(i for i in range(MAX_SLOTS) if book.sharing[i // 64] >> i % 64 & 1),
+        granted_ns=list(book.granted_ns[:known]) + [0] * (MAX_SLOTS - known),
+    )
+    used = max((i + 1 for i in range(MAX_SLOTS) if slots[i].generation % 2), default=0)
+    if used == 0:
+        return now.granted_ns
+    ready = [
+        slot.submitted_ns if slot.generation % 2 and slot.gone != slot.generation else 0
+        for slot in slots[: max(used, now.holder, known)]
+    ]
+    now.granted_ns = now.granted_ns[: len(ready)]
+    rules = Rules(
+        sharing=description.clock_mode == CLOCK_SHARING,
+        slice_ns=description.time_slice_us * 1000 or 2_000_000,
+        switch_ns=description.switch_ns,
+    )
+    now.advance(ready, rules, time.monotonic_ns())
+    return now.granted_ns + [0] * (MAX_SLOTS - len(now.granted_ns))
+
+
 def raise_xid(path: Path, xid: int, *, fallen_off: bool = False) -> None:
     """Let the card report an XID error, as the driver's libraries then tell."""
-    before = StateLayout.from_buffer_copy(path.read_bytes()).faults
+    with path.open("rb", buffering=0) as file:
+        before = _FrontLayout.from_buffer_copy(_piece(file, path, 0, _FrontLayout)).faults
     faults = StateLayout.faults.offset
     if fallen_off:
         _write(path, faults + FaultsLayout.fallen_off.offset, _U32(1))
@@ -276,9 +378,9 @@ def _description(layout: DescriptionLayout) -> CardDescription:
     return CardDescription(**values)
 
 
-def _slots(state: StateLayout) -> Iterator[CardSlot]:
-    for index in range(min(state.slot_count, MAX_SLOTS)):
-        slot = state.slots[index]
+def _slots(count: int, slots: Any, granted: Sequence[int]) -> Iterator[CardSlot]:
+    for index in range(min(count, MAX_SLOTS)):
+        slot = slots[index]
         if slot.generation % 2 == 1:
             yield CardSlot(
                 index=index,
@@ -289,7 +391,7 @@ def _slots(state: StateLayout) -> Iterator[CardSlot]:
                 credit_bytes=(slot.memory & _MEMORY_MASK) * GRANULE_BYTES,
                 swapped_bytes=slot.swapped_bytes,
                 resident_bytes=slot.resident_bytes,
-                busy_ns=slot.busy_ns,
+                busy_ns=max(0, granted[index] - slot.base_ns),
                 launches=slot.launches,
                 copied_bytes=slot.copied_bytes,
             )

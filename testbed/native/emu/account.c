@@ -104,8 +104,7 @@ static bool claim(struct device *device)
         slot->pid = getpid();
         slot->flags = 0;
         slot->started_ns = emu_now_ns();
-        slot->busy_until = 0;
-        slot->busy_ns = 0;
+        time_claim(device, i);
         slot->launches = 0;
         slot->copied_bytes = 0;
         memset(slot->name, 0, sizeof slot->name);

@@ -359,7 +359,7 @@ CUresult cuMemcpyHtoAAsync_v2(CUarray to, size_t offset, const void *from, size_
                                        .WidthInBytes = bytes,
                                        .Height = 1,
                                        .Depth = 1},
-                      stream);
+                      stream, RETURN);
 }
 
 CUresult cuMemcpyHtoA_v2(CUarray to, size_t offset, const void *from, size_t bytes)
@@ -379,7 +379,7 @@ CUresult cuMemcpyAtoHAsync_v2(void *to, CUarray from, size_t offset, size_t byte
                                        .WidthInBytes = bytes,
                                        .Height = 1,
                                        .Depth = 1},
-                      stream);
+                      stream, RETURN);
 }
 
 CUresult cuMemcpyAtoH_v2(void *to, CUarray from, size_t offset, size_t bytes)
@@ -397,8 +397,7 @@ CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t byt
                                        .dstXInBytes = offset,
                                        .WidthInBytes = bytes,
                                        .Height = 1,
-                                       .Depth = 1},
-                      NULL);
+                                       .Depth = 1}, NULL, WAIT);
 }
 
 CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes)
@@ -411,8 +410,7 @@ CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t byt
                                        .dstDevice = to,
                                        .WidthInBytes = bytes,
                                        .Height = 1,
-                                       .Depth = 1},
-                      NULL);
+                                       .Depth = 1}, NULL, WAIT);
 }
 
 CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset,
@@ -427,6 +425,5 @@ CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from
                                        .dstXInBytes = to_offset,
                                        .WidthInBytes = bytes,
                                        .Height = 1,
-                                       .Depth = 1},
-                      NULL);
+                                       .Depth = 1}, NULL, WAIT);
 }

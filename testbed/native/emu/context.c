@@ -40,6 +40,7 @@ static void set_defaults(CUcontext context)
     for (int i = 0; i < 2; i++) {
         own[i]->state = (struct stream_state){
             .magic = STREAM_MAGIC, .context = context, .id = (uint64_t)i + 1};
+        own[i]->line.owner = own[i];
     }
 }
 
@@ -72,8 +73,8 @@ static CUresult charge(struct device *device)
 static void destroy(CUcontext context)
 {
     context->retained = 0;
-    memory_free_context(context);
     stream_forget_context(context);
+    memory_free_context(context);
     if (context->primary)
         pools_reset(context->device);
     account_charge(context->device, -(int64_t)device_description(context->device)->context_bytes,
@@ -402,20 +403,53 @@ CUresult cuCtxGetApiVersion(CUcontext asked, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
+/* Waits for all that streams of the context were asked to do until now; without the lock. */
+static void drain(CUcontext context)
+{
+    struct device *device = context->device;
+    struct queue *queue = &device->time.queue;
+    uint64_t asked = emu_now_ns();
+    for (;;) {
+        driver_lock();
+        struct line *line = NULL;
+        uint64_t position = 0;
+        for (size_t i = 0; line == NULL && i < queue->count; i++) {
+            const struct CUstream_st *stream = queue->lines[i]->owner;
+            if (stream->state.context != context)
+                continue;
+            line = queue->lines[i];
+            position = line->pushed;
+            /* Not for what other threads go on to launch. */
+            while (position > line->done && line_at(line, position)->arrived_ns > asked)
+                position--;
+            if (position <= line->done)
+                line = NULL;
+        }
+        driver_unlock();
+        if (line == NULL)
+            return;
+        time_wait(device, line, position);
+    }
+}
+
 CUresult cuCtxSynchronize_v2(CUcontext asked)
 {
     ENTER();
+    driver_lock();
+    CUresult result = CUDA_SUCCESS;
+    if (asked == NULL)
+        result = context_need(&asked);
+    if (result == CUDA_SUCCESS && !context_alive(asked))
+        result = CUDA_ERROR_INVALID_CONTEXT;
+    if (result == CUDA_SUCCESS)
+        for (struct CUstream_st *stream = asked->streams; stream != NULL; stream = stream->next)
+            if (stream->state.capture != NULL)
+                result = capture_refuse(stream);
+    driver_unlock();
+    if (result != CUDA_SUCCESS)
+        return result;
+    drain(asked);
     LOCKED();
-    if (asked == NULL) {
-        CUresult need = context_need(&asked);
-        if (need != CUDA_SUCCESS)
-            return need;
-    }
-    if (!context_alive(asked))
-        return CUDA_ERROR_INVALID_CONTEXT;
-    for (struct CUstream_st *stream = asked->streams; stream != NULL; stream = stream->next)
-        if (stream->state.capture != NULL)
-            return capture_refuse(stream);
     pools_settle();
     return CUDA_SUCCESS;
 }

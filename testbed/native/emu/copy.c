@@ -1,4 +1,4 @@
-/* Moving bytes: copies, memsets, and doing what a stream is asked to do. */
+/* Moving bytes: copies, memsets, and what a stream's work does to memory. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -49,7 +49,7 @@ static CUresult prepare_copy(const struct op *op)
     return result;
 }
 
-static CUresult run_copy(struct device *device, const struct op *op)
+static CUresult run_copy(const struct op *op)
 {
     driver_lock();
     CUresult result = prepare_copy(op);
@@ -67,7 +67,6 @@ static CUresult run_copy(struct device *device, const struct op *op)
                     (const char *)op->as.copy.from + z * op->as.copy.from_slice +
                         y * op->as.copy.from_pitch,
                     width);
-    account_launch(device, 0, width * height * depth);
     return CUDA_SUCCESS;
 }
 
@@ -117,35 +116,29 @@ static CUresult run_set(const struct op *op)
     return result;
 }
 
-CUresult op_run(struct device *device, const struct op *op)
+bool op_touches(const struct op *op)
+{
+    return op->kind == OP_COPY || op->kind == OP_SET;
+}
+
+CUresult op_run(const struct op *op)
 {
     switch (op->kind) {
-    case OP_KERNEL: /* kernels compute nothing yet; they are counted */
-        account_launch(device, 1, 0);
-        return CUDA_SUCCESS;
-    case OP_COPY: return run_copy(device, op);
+    case OP_COPY: return run_copy(op);
     case OP_SET: return run_set(op);
-    case OP_HOST: op->as.host.function(op->as.host.data); return CUDA_SUCCESS;
-    case OP_EVENT:
-        driver_lock();
-        event_stamp(op->as.event);
-        driver_unlock();
-        return CUDA_SUCCESS;
-    case OP_EMPTY:
-    case OP_ALLOC: /* the memory of a graph lives as long as the graph */
-    case OP_FREE: return CUDA_SUCCESS;
+    default: return CUDA_SUCCESS; /* kernels compute nothing */
     }
-    return CUDA_ERROR_UNKNOWN;
 }
 
 /* --- copies ---------------------------------------------------------------------------- */
 
 static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, enum copy_direction direction,
-                     CUstream stream)
+                     CUstream stream, enum patience patience)
 {
     if (bytes == 0)
         return CUDA_SUCCESS;
     return stream_submit(stream, &(struct op){.kind = OP_COPY,
+                                              .synchronous = patience == WAIT,
                                               .as.copy = {.to = to,
                                                           .from = from,
                                                           .width = bytes,
@@ -159,49 +152,49 @@ static CUresult copy(uintptr_t to, uintptr_t from, size_t bytes, enum copy_direc
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ANY, NULL);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ANY, NULL, WAIT);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ANY, stream);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ANY, stream, RETURN);
 }
 
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_DEVICE, NULL);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_DEVICE, NULL, WAIT);
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_DEVICE, stream);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_DEVICE, stream, RETURN);
 }
 
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_HOST, NULL);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_HOST, NULL, WAIT);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_HOST, stream);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_TO_HOST, stream, RETURN);
 }
 
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, NULL);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, NULL, WAIT);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
     ENTER();
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, stream);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, stream, RETURN);
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
@@ -209,7 +202,7 @@ CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
 {
     ENTER();
     (void)to_context, (void)from_context;
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, NULL);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, NULL, WAIT);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
@@ -217,7 +210,7 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
 {
     ENTER();
     (void)to_context, (void)from_context;
-    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, stream);
+    return copy((uintptr_t)to, (uintptr_t)from, bytes, COPY_ON_DEVICE, stream, RETURN);
 }
 
 CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
@@ -230,7 +223,7 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
         CUresult result =
-            copy((uintptr_t)to[i], (uintptr_t)from[i], bytes[i], COPY_ANY, stream);
+            copy((uintptr_t)to[i], (uintptr_t)from[i], bytes[i], COPY_ANY, stream, RETURN);
         if (result != CUDA_SUCCESS)
             return result;
     }
@@ -266,7 +259,7 @@ static CUresult resolve(CUmemorytype *type, CUarray array, CUdeviceptr *at, size
     return CUDA_SUCCESS;
 }
 
-CUresult copy_block(const CUDA_MEMCPY3D *given, CUstream stream)
+CUresult copy_block(const CUDA_MEMCPY3D *given, CUstream stream, enum patience patience)
 {
     CUDA_MEMCPY3D with_memory = *given;
     const CUDA_MEMCPY3D *block = &with_memory;
@@ -297,6 +290,7 @@ CUresult copy_block(const CUDA_MEMCPY3D *given, CUstream stream)
     from += block->srcZ * from_slice + block->srcY * from_pitch + block->srcXInBytes;
     return stream_submit(
         stream, &(struct op){.kind = OP_COPY,
+                             .synchronous = patience == WAIT,
                              .as.copy = {.to = to,
                                          .from = from,
                                          .width = block->WidthInBytes,
@@ -310,7 +304,7 @@ CUresult copy_block(const CUDA_MEMCPY3D *given, CUstream stream)
                                                                 block->srcMemoryType)}});
 }
 
-static CUresult copy_plane(const CUDA_MEMCPY2D *plane, CUstream stream)
+static CUresult copy_plane(const CUDA_MEMCPY2D *plane, CUstream stream, enum patience patience)
 {
     if (plane == NULL)
         return CUDA_ERROR_INVALID_VALUE;
@@ -331,37 +325,37 @@ static CUresult copy_plane(const CUDA_MEMCPY2D *plane, CUstream stream)
                                        .WidthInBytes = plane->WidthInBytes,
                                        .Height = plane->Height,
                                        .Depth = 1},
-                      stream);
+                      stream, patience);
 }
 
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *plane)
 {
     ENTER();
-    return copy_plane(plane, NULL);
+    return copy_plane(plane, NULL, WAIT);
 }
 
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *plane)
 {
     ENTER();
-    return copy_plane(plane, NULL);
+    return copy_plane(plane, NULL, WAIT);
 }
 
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *plane, CUstream stream)
 {
     ENTER();
-    return copy_plane(plane, stream);
+    return copy_plane(plane, stream, RETURN);
 }
 
 CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D *block)
 {
     ENTER();
-    return block != NULL ? copy_block(block, NULL) : CUDA_ERROR_INVALID_VALUE;
+    return block != NULL ? copy_block(block, NULL, WAIT) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D *block, CUstream stream)
 {
     ENTER();
-    return block != NULL ? copy_block(block, stream) : CUDA_ERROR_INVALID_VALUE;
+    return block != NULL ? copy_block(block, stream, RETURN) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* --- memsets ------------------------------------------------------------------------------ */

@@ -1,18 +1,23 @@
 /* Inside the emulated libcuda: objects, and what its parts offer each other.
  *
  * One lock (driver_lock) guards everything in the process; it is held for table work
- * and accounting, never while bytes are copied or the program's functions run. All
- * stream work is done at once, in the order of the calls.
+ * and accounting, never while bytes are copied, somebody waits, or the program's
+ * functions run. What work does to memory is done in the order of the calls, at once or,
+ * behind a function of the program, in the stream's turn; when it is over is the queues'
+ * business (timeline.h).
  */
 #ifndef VGPU_EMU_DRIVER_H
 #define VGPU_EMU_DRIVER_H
 
 #include "abi.h"
 #include "cards.h"
+#include "duration.h"
 #include "lockfile.h"
 #include "log.h"
+#include "timeline.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -33,6 +38,8 @@
 CUresult driver_enter(void); /* initialised, and not the child of a fork? */
 void driver_lock(void);
 void driver_unlock(void);
+/* Gives the lock away until `condition` is signalled or `ns` are over (UINT64_MAX: never). */
+void driver_await(pthread_cond_t *condition, uint64_t ns);
 void errno_restore(const int *saved);
 void driver_unlock_scope(const int *unused);
 
@@ -65,6 +72,8 @@ struct device {
     uint64_t swapped_bytes;  /* managed memory outside the card */
     uint64_t resident_bytes; /* host pages */
     uint64_t looked_ns;      /* when a launch last made sure of the slot's lock */
+
+    struct device_time time;
 
     CUcontext primary;
     CUmemoryPool default_pool, current_pool, graph_pool;
@@ -185,7 +194,9 @@ struct array_view {
     size_t pitch, slice;
 };
 bool array_find(CUarray array, uintptr_t *start, struct array_view *view);
-CUresult copy_block(const CUDA_MEMCPY3D *block, CUstream stream);
+/* Whether a call is one that returns when its copy is over. */
+enum patience { RETURN, WAIT };
+CUresult copy_block(const CUDA_MEMCPY3D *block, CUstream stream, enum patience patience);
 
 CUmemoryPool pool_default(struct device *device);
 CUmemoryPool pool_of(const struct range *range);
@@ -207,6 +218,9 @@ struct stream_state {
 
 struct CUstream_st {
     struct stream_state state;
+    struct line line; /* outlives the handle: others may wait for its positions */
+    uint64_t legacy_seen; /* position of the default stream that this one waited for … */
+    uint64_t legacy_met;  /* … and of this one that the default stream waited for */
     struct CUstream_st *next; /* of the context, or of the free list */
 };
 
@@ -252,6 +266,7 @@ enum copy_direction { COPY_ANY, COPY_TO_DEVICE, COPY_TO_HOST, COPY_ON_DEVICE };
 
 struct op {
     enum op_kind kind;
+    bool synchronous; /* the call is over when the copy is, as far as hardware does so */
     union {
         struct {
             uintptr_t to, from;
@@ -271,7 +286,10 @@ struct op {
             void *data;
         } host;
         CUevent event;
-        CUfunction function;
+        struct {
+            CUfunction function;
+            struct cost cost;
+        } kernel;
         CUdeviceptr pointer;
     } as;
 };
@@ -279,8 +297,15 @@ struct op {
 CUresult stream_find(CUstream handle, struct CUstream_st **stream);
 /* Does the work, or records it where the stream captures. */
 CUresult stream_submit(CUstream handle, const struct op *op);
-CUresult op_run(struct device *device, const struct op *op); /* without the lock */
 void stream_forget_context(CUcontext context);
+
+/* Work of a stream that is no longer captured or looked up (submit.c); without the lock. */
+CUresult submit(struct CUstream_st *stream, const struct op *ops, size_t count);
+/* Queues the waits that the default stream's rules put before any work; with the lock. */
+CUresult submit_order(struct CUstream_st *stream);
+/* What an operation does to memory (copy.c); without the lock. */
+CUresult op_run(const struct op *op);
+bool op_touches(const struct op *op); /* has it any? */
 
 /* One stream capture, perhaps over several streams. Kept for reuse when it is over:
  * whoever points here compares the id. */
@@ -309,13 +334,20 @@ struct CUevent_st {
     uint64_t magic;
     unsigned int flags;
     bool recorded;
+    bool pending;    /* the last record is not over */
+    uint64_t serial; /* of records, through all lives of this structure */
     uint64_t time_ns;
     CUcontext context;
+    struct device *device; /* of the stream that it was recorded on … */
+    struct line *line;     /* … and where in its queue */
+    uint64_t position;
     struct capture *capture; /* recorded while capturing … */
     uint64_t capture_id;     /* … this one */
     struct CUevent_st *next; /* of the free list */
 };
-void event_stamp(CUevent event);
+/* Records in a stream, with the lock; event_done when its turn has come. */
+CUresult event_record(CUevent event, struct CUstream_st *stream, uint64_t arrived_ns);
+void event_done(CUevent event, uint64_t serial, uint64_t now_ns);
 
 /* --- code (module.c, launch.c) ---------------------------------------------- */
 #define FUNCTION_MAGIC 0x6e6f6974636e7546ull
@@ -323,10 +355,14 @@ struct function {
     uint64_t magic;
     char *name;
     struct image *image;
+    enum kernel_model model;
     int max_dynamic_shared;
     int carveout;
     struct function *next;
 };
 struct function *function_of(const void *handle); /* NULL where it is none */
+/* Reads the parameters, as far as the kernel's are known. */
+struct cost launch_cost(const struct function *function, uint64_t blocks, uint64_t threads,
+                        unsigned int shared_bytes, void **parameters, void **extra);
 
 #endif

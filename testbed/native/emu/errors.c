@@ -40,6 +40,7 @@
     E(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,                                               \
       "pointer does not correspond to a registered memory region")                         \
     E(CUDA_ERROR_LAUNCH_FAILED, "unspecified launch failure")                              \
+    E(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, "too many blocks in cooperative launch")     \
     E(CUDA_ERROR_NOT_PERMITTED, "operation not permitted")                                 \
     E(CUDA_ERROR_NOT_SUPPORTED, "operation not supported")                                 \
     E(CUDA_ERROR_SYSTEM_NOT_READY, "system not yet initialized")                           \

@@ -155,6 +155,23 @@ CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode
     return add(node, graph, &(struct op){.kind = OP_EMPTY});
 }
 
+static CUresult add_kernel(CUgraphNode *node, CUgraph graph, CUfunction handle,
+                           const CUDA_KERNEL_NODE_PARAMS_v1 *given)
+{
+    const struct function *function = function_of(handle);
+    uint64_t threads = (uint64_t)given->blockDimX * given->blockDimY * given->blockDimZ;
+    if (function == NULL)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (threads == 0 || threads > 1024)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct op op = {.kind = OP_KERNEL};
+    op.as.kernel.function = handle;
+    op.as.kernel.cost =
+        launch_cost(function, (uint64_t)given->gridDimX * given->gridDimY * given->gridDimZ,
+                    threads, given->sharedMemBytes, given->kernelParams, given->extra);
+    return add(node, graph, &op);
+}
+
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph,
                                  const CUgraphNode *dependencies, size_t count,
                                  const CUDA_KERNEL_NODE_PARAMS_v2 *parameters)
@@ -162,11 +179,12 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph,
     (void)dependencies, (void)count;
     if (parameters == NULL || (parameters->func == NULL && parameters->kern == NULL))
         return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph,
-               &(struct op){.kind = OP_KERNEL,
-                            .as.function = parameters->func != NULL
-                                               ? parameters->func
-                                               : (CUfunction)(void *)parameters->kern});
+    CUDA_KERNEL_NODE_PARAMS_v1 first;
+    memcpy(&first, parameters, sizeof first); /* the second version is the first and more */
+    return add_kernel(node, graph,
+                      parameters->func != NULL ? parameters->func
+                                               : (CUfunction)(void *)parameters->kern,
+                      &first);
 }
 
 CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
@@ -175,8 +193,7 @@ CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
     (void)dependencies, (void)count;
     if (parameters == NULL || parameters->func == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    return add(node, graph,
-               &(struct op){.kind = OP_KERNEL, .as.function = parameters->func});
+    return add_kernel(node, graph, parameters->func, parameters);
 }
 
 CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,

@@ -105,11 +105,9 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
                                                                 : stream_find(handle, &stream);
     struct op *ops = NULL;
     size_t count = 0;
-    struct device *device = NULL;
     if (result == CUDA_SUCCESS) {
         /* A copy, so that another thread may destroy the graph meanwhile. */
         count = exec->count;
-        device = stream->state.context->device;
         ops = malloc((count + 1) * sizeof *ops);
         if (ops == NULL)
             result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -122,8 +120,8 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
             count = 0;
     }
     driver_unlock();
-    for (size_t i = 0; result == CUDA_SUCCESS && i < count; i++)
-        result = op_run(device, &ops[i]);
+    if (result == CUDA_SUCCESS)
+        result = submit(stream, ops, count);
     free(ops);
     return result;
 }

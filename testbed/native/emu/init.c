@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "driver.h"
 
+#include "callback.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -27,6 +29,18 @@ void driver_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
+void driver_await(pthread_cond_t *condition, uint64_t ns)
+{
+    if (ns == UINT64_MAX) {
+        pthread_cond_wait(condition, &lock);
+        return;
+    }
+    uint64_t until = emu_now_ns() + ns;
+    struct timespec deadline = {.tv_sec = (time_t)(until / 1000000000ull),
+                                .tv_nsec = (long)(until % 1000000000ull)};
+    pthread_cond_timedwait(condition, &lock, &deadline);
+}
+
 void driver_unlock_scope(const int *unused)
 {
     (void)unused;
@@ -41,14 +55,17 @@ void errno_restore(const int *saved)
 static void child(void)
 {
     pthread_mutex_init(&lock, NULL); /* ours since `prepare`, but another thread's now */
+    callback_forget();
     if (__atomic_load_n(&initialised, __ATOMIC_RELAXED) == 1)
         __atomic_store_n(&initialised, 2, __ATOMIC_RELEASE);
 }
 
 CUresult driver_enter(void)
 {
-    return __atomic_load_n(&initialised, __ATOMIC_ACQUIRE) == 1 ? CUDA_SUCCESS
-                                                                : CUDA_ERROR_NOT_INITIALIZED;
+    if (__atomic_load_n(&initialised, __ATOMIC_ACQUIRE) != 1)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    /* Functions that a stream runs must not call the driver, as on hardware. */
+    return callback_running() ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
 EXPORT CUresult CUDAAPI cuInit(unsigned int flags)

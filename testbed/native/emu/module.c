@@ -1,4 +1,10 @@
-/* Modules, libraries, kernels. Images are accepted and never parsed: any name is there. */
+/* Modules, libraries, kernels. Images are accepted and never parsed: any name is there. The
+ * exception are images of our own, a text that names kernels and how long they take:
+ *
+ *     VGPU-EMULATED-KERNELS 1
+ *     <name> spin         one parameter: uint64, ns
+ *     <name> work         uint64 flops, uint64 bytes, uint32 precision (duration.h)
+ */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -17,6 +23,7 @@ struct global {
 
 struct image {
     uint64_t magic;
+    bool own; /* in our own format: it has the functions that it names, and no others */
     struct function *functions;
     struct global *globals;
 };
@@ -33,6 +40,63 @@ static struct image *image_of(const void *handle)
     return image != NULL && image->magic == IMAGE_MAGIC ? image : NULL;
 }
 
+/* --- images of our own ---------------------------------------------------------------- */
+
+#define OWN_MARK "VGPU-EMULATED-KERNELS 1\n"
+
+static struct function *add_function(struct image *image, const char *name, size_t length,
+                                     enum kernel_model model)
+{
+    struct function *function = calloc(1, sizeof *function);
+    char *copied = strndup(name, length);
+    if (function == NULL || copied == NULL) {
+        free(function);
+        free(copied);
+        return NULL;
+    }
+    *function = (struct function){.magic = FUNCTION_MAGIC,
+                                  .name = copied,
+                                  .image = image,
+                                  .model = model,
+                                  .max_dynamic_shared = 49152,
+                                  .carveout = -1,
+                                  .next = image->functions};
+    image->functions = function;
+    return function;
+}
+
+static CUresult parse_line(struct image *image, const char *line, size_t length)
+{
+    const char *blank = memchr(line, ' ', length);
+    if (blank == NULL || blank == line)
+        return CUDA_ERROR_INVALID_IMAGE;
+    size_t rest = length - (size_t)(blank + 1 - line);
+    enum kernel_model model = rest == 4 && memcmp(blank + 1, "spin", 4) == 0   ? MODEL_SPIN
+                              : rest == 4 && memcmp(blank + 1, "work", 4) == 0 ? MODEL_WORK
+                                                                              : MODEL_GEOMETRY;
+    if (model == MODEL_GEOMETRY) {
+        emu_log(EMU_LOG_ERROR, "image of emulated kernels: \"%.*s\" is none", (int)length, line);
+        return CUDA_ERROR_INVALID_IMAGE;
+    }
+    return add_function(image, line, (size_t)(blank - line), model) != NULL
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult parse(struct image *image, const char *text)
+{
+    image->own = true;
+    for (const char *line = text + strlen(OWN_MARK), *end; *line != '\0'; line = end) {
+        end = line + strcspn(line, "\n");
+        CUresult result =
+            end > line ? parse_line(image, line, (size_t)(end - line)) : CUDA_SUCCESS;
+        if (result != CUDA_SUCCESS)
+            return result;
+        end += *end == '\n';
+    }
+    return CUDA_SUCCESS;
+}
+
 static CUresult load(void *result, const void *code)
 {
     if (result == NULL || code == NULL)
@@ -41,6 +105,19 @@ static CUresult load(void *result, const void *code)
     if (image == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     image->magic = IMAGE_MAGIC;
+    if (strncmp(code, OWN_MARK, strlen(OWN_MARK)) == 0) {
+        CUresult parsed = parse(image, code);
+        if (parsed != CUDA_SUCCESS) {
+            for (struct function *function = image->functions, *next; function != NULL;
+                 function = next) {
+                next = function->next;
+                free(function->name);
+                free(function);
+            }
+            free(image);
+            return parsed;
+        }
+    }
     memcpy(result, &image, sizeof image);
     return CUDA_SUCCESS;
 }
@@ -84,22 +161,14 @@ static CUresult get_function(void *result, void *handle, const char *name)
     struct function *function = image->functions;
     while (function != NULL && strcmp(function->name, name) != 0)
         function = function->next;
-    if (function == NULL) {
-        function = calloc(1, sizeof *function);
-        char *copied = strdup(name);
-        if (function == NULL || copied == NULL) {
-            free(function);
-            free(copied);
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-        *function = (struct function){.magic = FUNCTION_MAGIC,
-                                      .name = copied,
-                                      .image = image,
-                                      .max_dynamic_shared = 49152,
-                                      .carveout = -1,
-                                      .next = image->functions};
-        image->functions = function;
-    }
+    if (function == NULL && image->own)
+        return CUDA_ERROR_NOT_FOUND;
+    if (function == NULL) /* torch.cuda._sleep: the one kernel of others whose time is known */
+        function = add_function(image, name, strlen(name),
+                                strstr(name, "spin_kernel") != NULL ? MODEL_CYCLES
+                                                                    : MODEL_GEOMETRY);
+    if (function == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(result, &function, sizeof function);
     return CUDA_SUCCESS;
 }

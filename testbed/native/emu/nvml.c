@@ -429,28 +429,6 @@ EXPORT nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, int *stat
     return NVML_SUCCESS;
 }
 
-/* --- utilisation ------------------------------------------------------------------------- */
-
-EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
-{
-    DEVICE(device);
-    NEED(rates != NULL);
-    /* Busy time of the last full sample period, from the card's buckets. */
-    const struct card_state *state = device->card.state;
-    uint64_t period = (uint64_t)description(device)->sample_period_us * 1000;
-    *rates = (nvmlUtilization_t){0, 0};
-    if (period == 0)
-        return NVML_ERROR_UNKNOWN;
-    uint64_t last = emu_now_ns() / period - 1;
-    const struct card_bucket *bucket = &state->buckets[last % CARD_BUCKETS];
-    if (__atomic_load_n(&bucket->number, __ATOMIC_ACQUIRE) == last) {
-        uint64_t busy = __atomic_load_n(&bucket->busy_ns, __ATOMIC_RELAXED) * 100 / period;
-        rates->gpu = busy > 100 ? 100 : (unsigned int)busy;
-        rates->memory = rates->gpu / 2;
-    }
-    return NVML_SUCCESS;
-}
-
 /* --- errors ------------------------------------------------------------------------------ */
 
 EXPORT const char *nvmlErrorString(nvmlReturn_t result)

@@ -73,6 +73,28 @@ typedef struct {
     unsigned int smUtil, memUtil, encUtil, decUtil;
 } nvmlProcessUtilizationSample_t;
 
+typedef struct {
+    unsigned long long timeStamp;
+    union {
+        unsigned int uiVal;
+        unsigned long long ullVal;
+        double dVal;
+    };
+} nvmlSample_t;
+
+typedef struct {
+    unsigned long long timeStamp;
+    unsigned int pid;
+    unsigned int smUtil, memUtil, encUtil, decUtil, jpgUtil, ofaUtil;
+} nvmlProcessUtilizationInfo_v1_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned int processSamplesCount;
+    unsigned long long lastSeenTimeStamp;
+    nvmlProcessUtilizationInfo_v1_t *procUtilArray;
+} nvmlProcessesUtilizationInfo_t;
+
 typedef struct event_set *nvmlEventSet_t;
 
 typedef struct {
@@ -126,6 +148,9 @@ struct process {
     int slot;
     uint64_t bytes;
 };
+
+/* This process's own slot, which locks do not show to itself; -1: none. */
+int nvml_own_slot(const struct device *device);
 
 /* Fills up to CARD_MAX_SLOTS entries; returns how many. */
 int nvml_processes(struct device *device, struct process processes[CARD_MAX_SLOTS]);

@@ -15,7 +15,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int own_slot(const struct device *device)
+int nvml_own_slot(const struct device *device)
 {
     /* Asked anew each time: libcuda may come later. Never loaded from here. */
     void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
@@ -33,7 +33,7 @@ int nvml_processes(struct device *device, struct process processes[CARD_MAX_SLOT
 {
     const int saved = errno;
     const struct card_state *state = device->card.state;
-    int own = own_slot(device), found = 0;
+    int own = nvml_own_slot(device), found = 0;
     pthread_mutex_lock(&lock);
     bool readable = lockfile_ready(&device->locks);
     for (int i = 0, count = emu_card_slots(state); i < count; i++) {
@@ -157,53 +157,3 @@ NOBODY(nvmlDeviceGetGraphicsRunningProcesses_v3)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 NOBODY(nvmlDeviceGetMPSComputeRunningProcesses_v3)
-
-/* Busy time of each process since our last answer. Kernels take no time yet, so nobody
- * is busy, and NVML's answer to that is that it found no sample. */
-EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
-                                                    nvmlProcessUtilizationSample_t *samples,
-                                                    unsigned int *count,
-                                                    unsigned long long last_seen_us)
-{
-    DEVICE(device);
-    NEED(count != NULL);
-    static uint64_t busy_before[EMU_MAX_CARDS][CARD_MAX_SLOTS];
-    static uint64_t generation_before[EMU_MAX_CARDS][CARD_MAX_SLOTS];
-    static uint64_t asked_before[EMU_MAX_CARDS];
-    const struct card_state *state = device->card.state;
-    int card = (int)(device - nvml_devices);
-    struct process processes[CARD_MAX_SLOTS];
-    int found = nvml_processes(device, processes);
-    uint64_t now = emu_now_ns();
-    (void)last_seen_us; /* no history is kept: the span is the time since the last question */
-    pthread_mutex_lock(&lock);
-    unsigned int busy = 0, room = *count;
-    uint64_t span = asked_before[card] != 0 ? now - asked_before[card] : 0;
-    for (int i = 0; i < found; i++) {
-        int slot = processes[i].slot;
-        uint64_t ns = __atomic_load_n(&state->slots[slot].busy_ns, __ATOMIC_RELAXED);
-        uint64_t generation = __atomic_load_n(&state->slots[slot].generation, __ATOMIC_RELAXED);
-        uint64_t before =
-            generation_before[card][slot] == generation ? busy_before[card][slot] : ns;
-        if (ns > before && span > 0) {
-            uint64_t percent = (ns - before) * 100 / span;
-            if (samples != NULL && busy < room)
-                samples[busy] = (nvmlProcessUtilizationSample_t){
-                    .pid = processes[i].pid,
-                    .timeStamp = now / 1000,
-                    .smUtil = percent > 100 ? 100 : (unsigned int)percent};
-            busy++;
-        }
-        if (samples != NULL) {
-            busy_before[card][slot] = ns;
-            generation_before[card][slot] = generation;
-        }
-    }
-    if (samples != NULL)
-        asked_before[card] = now;
-    pthread_mutex_unlock(&lock);
-    *count = busy;
-    if (busy == 0)
-        return NVML_ERROR_NOT_FOUND;
-    return samples == NULL || busy > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
-}

@@ -1,5 +1,4 @@
-/* Streams and events. Work is done when the call that asks for it returns, so streams
- * order nothing; they carry captures. */
+/* Streams and events: handles, asking, waiting. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -44,14 +43,15 @@ CUresult stream_submit(CUstream handle, const struct op *op)
         driver_unlock();
         return result;
     }
-    struct device *device = stream->state.context->device;
     driver_unlock();
-    return op_run(device, op);
+    return submit(stream, op, 1);
 }
 
 static void retire(struct CUstream_st *stream)
 {
     capture_leave(stream);
+    /* What is queued goes on without the handle, and positions count on: whoever takes
+     * the structure next continues them. */
     stream->state.magic = 0;
     stream->next = free_streams;
     free_streams = stream;
@@ -59,6 +59,16 @@ static void retire(struct CUstream_st *stream)
 
 void stream_forget_context(CUcontext context)
 {
+    struct queue *queue = &context->device->time.queue;
+    time_look(context->device, emu_now_ns());
+    for (size_t i = 0; i < queue->count; i++) {
+        const struct CUstream_st *stream = queue->lines[i]->owner;
+        if (stream->state.context == context) {
+            queue_drop(queue, queue->lines[i]);
+            i = (size_t)-1; /* the list was tidied */
+        }
+    }
+    time_look(context->device, emu_now_ns());
     while (context->streams != NULL) {
         struct CUstream_st *stream = context->streams;
         context->streams = stream->next;
@@ -72,11 +82,15 @@ CUresult cuStreamCreateWithPriority(CUstream *result, unsigned int flags, int pr
     CURRENT();
     if (result == NULL || (flags & ~CU_STREAM_NON_BLOCKING) != 0)
         return CUDA_ERROR_INVALID_VALUE;
-    struct CUstream_st *stream = free_streams;
+    /* One that is still at work for its former handle stays where it is. */
+    struct CUstream_st **link = &free_streams;
+    while (*link != NULL && !line_idle(&(*link)->line))
+        link = &(*link)->next;
+    struct CUstream_st *stream = *link;
     if (stream != NULL)
-        free_streams = stream->next;
+        *link = stream->next;
     else
-        stream = malloc(sizeof *stream);
+        stream = calloc(1, sizeof *stream);
     if (stream == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     stream->state = (struct stream_state){
@@ -86,6 +100,10 @@ CUresult cuStreamCreateWithPriority(CUstream *result, unsigned int flags, int pr
         .priority = priority > 0 ? 0 : priority < -5 ? -5 : priority,
         .id = ++last_stream_id,
     };
+    stream->line.owner = stream;
+    stream->line.priority = stream->state.priority;
+    stream->legacy_seen = 0;
+    stream->legacy_met = stream->line.pushed;
     stream->next = context->streams;
     context->streams = stream;
     *result = stream;
@@ -186,9 +204,21 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
 
 CUresult cuStreamSynchronize(CUstream handle)
 {
-    STREAM(handle);
-    if (stream->state.capture != NULL)
-        return capture_refuse(stream);
+    ENTER();
+    driver_lock();
+    struct CUstream_st *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result == CUDA_SUCCESS && stream->state.capture != NULL)
+        result = capture_refuse(stream);
+    if (result == CUDA_SUCCESS) /* the default stream's end is that of all blocking ones */
+        result = submit_order(stream);
+    struct device *device = result == CUDA_SUCCESS ? stream->state.context->device : NULL;
+    uint64_t position = result == CUDA_SUCCESS ? stream->line.pushed : 0;
+    driver_unlock();
+    if (result != CUDA_SUCCESS)
+        return result;
+    time_wait(device, &stream->line, position);
+    LOCKED();
     pools_settle();
     return CUDA_SUCCESS;
 }
@@ -198,7 +228,25 @@ CUresult cuStreamQuery(CUstream handle)
     STREAM(handle);
     if (stream->state.capture != NULL)
         return capture_refuse(stream);
-    return CUDA_SUCCESS;
+    CUresult result = submit_order(stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!line_idle(&stream->line))
+        time_look(stream->state.context->device, emu_now_ns());
+    return line_idle(&stream->line) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+struct callback {
+    CUstreamCallback function;
+    CUstream stream;
+    void *data;
+};
+
+static void call_back(void *data)
+{
+    struct callback callback = *(struct callback *)data;
+    free(data);
+    callback.function(callback.stream, CUDA_SUCCESS, callback.data);
 }
 
 CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data,
@@ -213,8 +261,15 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *d
     if (result == CUDA_SUCCESS && stream->state.capture != NULL)
         result = capture_refuse(stream);
     driver_unlock();
-    if (result == CUDA_SUCCESS)
-        callback(handle, CUDA_SUCCESS, data);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct callback *made = malloc(sizeof *made);
+    if (made == NULL)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *made = (struct callback){callback, handle, data};
+    result = submit(stream, &(struct op){.kind = OP_HOST, .as.host = {call_back, made}}, 1);
+    if (result != CUDA_SUCCESS)
+        free(made);
     return result;
 }
 
@@ -290,10 +345,13 @@ CUresult cuEventCreate(CUevent *result, unsigned int flags)
     if (event != NULL)
         free_events = event->next;
     else
-        event = malloc(sizeof *event);
+        event = calloc(1, sizeof *event);
     if (event == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    *event = (struct CUevent_st){.magic = EVENT_MAGIC, .flags = flags, .context = context};
+    *event = (struct CUevent_st){.magic = EVENT_MAGIC,
+                                 .flags = flags,
+                                 .context = context,
+                                 .serial = event->serial + 1}; /* void: what is queued of it */
     *result = event;
     return CUDA_SUCCESS;
 }
@@ -312,11 +370,37 @@ CUresult cuEventDestroy(CUevent event)
     return cuEventDestroy_v2(event);
 }
 
-void event_stamp(CUevent event)
+CUresult event_record(CUevent event, struct CUstream_st *stream, uint64_t arrived_ns)
 {
+    struct device *device = stream->state.context->device;
     event->capture = NULL;
-    event->time_ns = emu_now_ns();
-    event->recorded = true;
+    event->recorded = event->pending = true;
+    event->serial++;
+    uint64_t cost = device_description(device)->event_ns;
+    if (cost > 0 && (event->flags & EVENT_DISABLE_TIMING) == 0 && !line_idle(&stream->line)) {
+        CUresult result = time_push(device, &stream->line,
+                                    &(struct work){.kind = WORK_DEVICE,
+                                                   .width = QUEUE_WHOLE,
+                                                   .arrived_ns = arrived_ns,
+                                                   .left_ns = cost});
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    event->device = device;
+    event->line = &stream->line;
+    event->position = stream->line.pushed + 1;
+    return time_push(device, &stream->line,
+                     &(struct work){.kind = WORK_MARK,
+                                    .arrived_ns = arrived_ns,
+                                    .as.mark = {event, event->serial}});
+}
+
+void event_done(CUevent event, uint64_t serial, uint64_t now_ns)
+{
+    if (event->magic != EVENT_MAGIC || event->serial != serial)
+        return; /* recorded anew, or destroyed */
+    event->pending = false;
+    event->time_ns = now_ns;
 }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
@@ -331,8 +415,8 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     if (event->context != stream->state.context)
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->state.capture == NULL) {
-        event_stamp(event);
-        return CUDA_SUCCESS;
+        result = submit_order(stream);
+        return result == CUDA_SUCCESS ? event_record(event, stream, emu_now_ns()) : result;
     }
     if ((flags & 1u) != 0) /* external: a node of the graph */
         return capture_record(stream, &(struct op){.kind = OP_EVENT, .as.event = event});
@@ -346,17 +430,39 @@ CUresult cuEventRecord(CUevent event, CUstream handle)
     return cuEventRecordWithFlags(event, handle, 0);
 }
 
-CUresult cuEventQuery(CUevent event)
+/* Is the last record over? Looks, where it may be. */
+static bool over(struct CUevent_st *event)
 {
-    EVENT(event);
-    return captured(event) ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
+    if (event->recorded && event->pending)
+        time_look(event->device, emu_now_ns());
+    return !event->recorded || !event->pending;
 }
 
-CUresult cuEventSynchronize(CUevent event)
+CUresult cuEventQuery(CUevent event)
 {
     EVENT(event);
     if (captured(event))
         return CUDA_ERROR_CAPTURED_EVENT;
+    return over(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    ENTER();
+    driver_lock();
+    CUresult result = event == NULL || event->magic != EVENT_MAGIC ? CUDA_ERROR_INVALID_HANDLE
+                      : captured(event)                             ? CUDA_ERROR_CAPTURED_EVENT
+                                                                    : CUDA_SUCCESS;
+    bool wait = result == CUDA_SUCCESS && event->recorded && event->pending;
+    struct device *device = wait ? event->device : NULL;
+    struct line *line = wait ? event->line : NULL;
+    uint64_t position = wait ? event->position : 0;
+    driver_unlock();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (wait)
+        time_wait(device, line, position);
+    LOCKED();
     pools_settle();
     return CUDA_SUCCESS;
 }
@@ -371,6 +477,8 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
         return CUDA_ERROR_CAPTURED_EVENT;
     if (milliseconds == NULL)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!over(start) || !over(end))
+        return CUDA_ERROR_NOT_READY;
     *milliseconds = (float)((double)((int64_t)end->time_ns - (int64_t)start->time_ns) / 1e6);
     return CUDA_SUCCESS;
 }
@@ -393,7 +501,15 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
         return capture_join(stream, event->capture);
     if (stream->state.capture != NULL && event->recorded && flags == 0)
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
-    return CUDA_SUCCESS;
+    if (stream->state.capture != NULL || over(event))
+        return CUDA_SUCCESS;
+    result = submit_order(stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return time_push(stream->state.context->device, &stream->line,
+                     &(struct work){.kind = WORK_WAIT,
+                                    .arrived_ns = emu_now_ns(),
+                                    .as.wait = {event->line, event->position}});
 }
 
 /* --- memory operations of a stream ------------------------------------------------- */

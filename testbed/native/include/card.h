@@ -20,10 +20,13 @@
 #include <stdint.h>
 
 #define CARD_MAGIC 0x3144524143555056ull /* "VPUCARD1", little endian */
-#define CARD_VERSION 2u
+#define CARD_VERSION 3u
 #define CARD_MAX_SLOTS 256
-#define CARD_RING 1024
-#define CARD_BUCKETS 256
+#define CARD_RING 2048   /* segments of the past that everybody can look up */
+#define CARD_CLOSED 64   /* segments that one step of the book may close */
+#define CARD_ROWS 128    /* NVML's samples: 21 s at six a second */
+#define CARD_CLOCK_SLICES 0u
+#define CARD_CLOCK_SHARING 1u
 #define CARD_LOCK_MEMORY 4096 /* byte of cuda.lock: memory is being charged */
 #define CARD_PAGE 4096
 #define CARD_GRANULE (2ull << 20) /* what memory is counted in */
@@ -64,7 +67,12 @@ struct card_description {
     uint32_t driver_version; /* CUDA version that the driver reports, 13020 */
     uint32_t spare32;
     char driver_text[32];    /* "610.12.03" and the like, as NVML reports it */
-    uint64_t spare[28];
+    uint64_t int8_flops;     /* operations a second; 0: twice fp16 */
+    uint32_t switch_ns;      /* from one process's work to another's: nobody's time */
+    uint32_t sample_lag_us;  /* from the end of NVML's sampling period to its being told */
+    uint32_t event_ns;       /* a timing event costs that on the device */
+    uint32_t gap_ns;         /* between two kernels of one stream */
+    uint64_t spare[25];
 };
 
 /* One process on the card. `generation` is even when free, odd in use; the slot may
@@ -77,13 +85,15 @@ struct card_slot {
     uint64_t context_bytes;
     uint64_t memory; /* allocations and credit, see card_memory_… below */
     uint64_t resident_bytes; /* pages touched on the host */
-    uint64_t busy_until; /* virtual time; its own atomic word */
-    uint64_t busy_ns;    /* device time used since `started_ns` */
+    uint64_t submitted_ns; /* device time asked for, ever, on the scale of card_book.granted_ns:
+                            * written by the owner alone; work is there while it is more */
+    uint64_t base_ns;      /* granted_ns when this process came: busy time counts from here */
     uint64_t launches;
     uint64_t copied_bytes;
     char name[32];       /* comm of the process */
     uint64_t swapped_bytes; /* managed memory that the card had no room for */
-    uint64_t spare[17];
+    uint64_t gone;       /* the generation whose owner somebody found dead: no work of it counts */
+    uint64_t spare[16];
 };
 
 /* `memory` of a slot. What a process uses and what it may still take without asking are
@@ -115,20 +125,71 @@ static inline uint64_t card_memory_credit(uint64_t word)
     return (word & CARD_MEMORY_MASK) * CARD_GRANULE;
 }
 
-/* Breakpoints of the virtual clock (design: one book, no daemon). */
-struct card_breakpoint {
-    uint64_t sequence; /* written last; position + 1 */
-    uint64_t time_ns;
-    uint64_t virtual_ns;
-    uint32_t active; /* contexts with work after this point */
-    uint32_t slot;
+/* --- time: the book (testbed/native/emu/README.md says why it is made so) ---------
+ *
+ * What the card did up to one moment. A book is never changed once it is current: who
+ * moves time on writes the next one into a place of its own slot and swaps
+ * `card_state.current` to it. All times are CLOCK_MONOTONIC, ns.
+ */
+struct card_segment { /* a stretch during which one slot had the device (or its share) */
+    uint64_t start_ns, end_ns;
+    uint64_t granted_ns; /* end - start in time slices, less with processor sharing */
+    uint64_t slot;
 };
 
-/* Busy time of the card by bucket, for utilisation as NVML samples it. */
-struct card_bucket {
-    uint64_t number;  /* bucket number since the epoch of CLOCK_MONOTONIC */
-    uint64_t busy_ns;
+struct card_book {
+    uint64_t time_ns;     /* everything before is decided */
+    uint64_t open_ns;     /* the segment that goes on began here */
+    uint64_t switched_ns; /* slices: the holder works from here on */
+    uint64_t turn_end_ns; /* slices: the holder's turn ends here if others wait */
+    uint64_t segments;    /* closed, ever */
+    uint32_t holder;      /* slot + 1 of the context on the device; 0: none yet */
+    uint32_t working;     /* slots that had work when the open segment began */
+    uint32_t fresh;       /* the last `fresh` segments are in `closed` */
+    uint32_t slots;       /* entries of granted_ns that are used */
+    uint64_t sharing[CARD_MAX_SLOTS / 64]; /* processor sharing: those slots, a bit each */
+    struct card_segment closed[CARD_CLOSED];
+    uint64_t granted_ns[CARD_MAX_SLOTS]; /* device time, ever, never reset */
 };
+
+/* A segment in the ring, at sequence % CARD_RING. Many may write it, all the same; a late
+ * one may spoil it, which `check` tells. */
+struct card_record {
+    uint64_t sequence; /* number of the segment + 1 */
+    struct card_segment segment;
+    uint64_t check; /* card_record_check */
+};
+
+static inline uint64_t card_record_check(const struct card_record *record)
+{
+    return record->sequence * 0x9e3779b97f4a7c15ull ^ record->segment.start_ns ^
+           record->segment.end_ns << 1 ^ record->segment.granted_ns << 2 ^
+           record->segment.slot << 3 ^ 0x5645424f4f4b0001ull;
+}
+
+/* Device time of all slots at the end of a sampling period of NVML. */
+struct card_row {
+    uint64_t number;   /* time_ns / period; 0 while it is written */
+    uint64_t stamp_us; /* the same moment by CLOCK_REALTIME, as NVML stamps samples */
+    uint64_t slots;
+    uint64_t granted_ns[CARD_MAX_SLOTS];
+};
+
+/* `card_state.current`: version of the book, the slot it lies at, which of the two. */
+static inline uint64_t card_current(uint64_t version, unsigned int slot, unsigned int place)
+{
+    return version << 16 | (uint64_t)slot << 1 | place;
+}
+
+static inline uint64_t card_current_version(uint64_t current)
+{
+    return current >> 16;
+}
+
+static inline unsigned int card_current_book(uint64_t current)
+{
+    return current & (2 * CARD_MAX_SLOTS - 1); /* of `books` */
+}
 
 /* Written by the fault commands, obeyed by both libraries. */
 struct card_faults {
@@ -152,21 +213,17 @@ struct card_state {
     uint64_t reclaimed;  /* slots of dead processes taken back */
     uint64_t spare1[5];
 
-    /* time: (time, virtual time, generation) advance by one 16-byte swap */
-    struct card_clock {
-        uint64_t time_ns;
-        uint64_t virtual_and_generation; /* 44 bits virtual time in 256 ns, 20 bits generation */
-    } clock __attribute__((aligned(16)));
-    uint64_t breakpoints_written;
-    uint64_t breakpoints_lapped;
+    uint64_t current; /* the book that counts; 0: none yet, an empty one at books[0] */
+    uint64_t lapped;  /* times that somebody came too late for his segments */
+    uint64_t spare2[6];
     struct card_faults faults;
-    struct card_bucket buckets[CARD_BUCKETS];
-    struct card_breakpoint ring[CARD_RING];
     struct card_slot slots[CARD_MAX_SLOTS];
+    struct card_record ring[CARD_RING];
+    struct card_row rows[CARD_ROWS];
+    struct card_book books[2 * CARD_MAX_SLOTS]; /* two of each slot */
 };
 
 _Static_assert(sizeof(struct card_slot) == 256, "card slot");
-_Static_assert(sizeof(struct card_breakpoint) == 32, "card breakpoint");
-_Static_assert(offsetof(struct card_state, clock) % 16 == 0, "card clock");
+_Static_assert(sizeof(struct card_record) == 48, "card record");
 
 #endif

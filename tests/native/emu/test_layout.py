@@ -13,15 +13,12 @@ INCLUDE = Path(__file__).parents[3] / "testbed/native/include"
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "card_description": card.DescriptionLayout,
     "card_slot": card.SlotLayout,
-    "card_breakpoint": card.BreakpointLayout,
-    "card_bucket": card.BucketLayout,
+    "card_segment": card.SegmentLayout,
+    "card_book": card.BookLayout,
+    "card_record": card.RecordLayout,
+    "card_row": card.RowLayout,
     "card_faults": card.FaultsLayout,
     "card_state": card.StateLayout,
-}
-#: Members of a nested structure in C, of the outer one in Python.
-NESTED = {
-    "clock_time_ns": "clock.time_ns",
-    "clock_virtual_and_generation": "clock.virtual_and_generation",
 }
 
 
@@ -32,15 +29,17 @@ def test_offsets(tmp_path: Path) -> None:
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
         expected.append(f"{name} {ctypes.sizeof(mirror)}")
         for field, *_ in mirror._fields_:
-            member = NESTED.get(field, field)
-            lines.append(f'printf("{name}.{member} %zu\\n", offsetof(struct {name}, {member}));')
-            expected.append(f"{name}.{member} {getattr(mirror, field).offset}")
+            lines.append(f'printf("{name}.{field} %zu\\n", offsetof(struct {name}, {field}));')
+            expected.append(f"{name}.{field} {getattr(mirror, field).offset}")
     for macro, value in {
         "CARD_MAGIC": card.MAGIC,
         "CARD_VERSION": card.VERSION,
         "CARD_MAX_SLOTS": card.MAX_SLOTS,
         "CARD_RING": card.RING,
-        "CARD_BUCKETS": card.BUCKETS,
+        "CARD_CLOSED": card.CLOSED,
+        "CARD_ROWS": card.ROWS,
+        "CARD_CLOCK_SLICES": card.CLOCK_SLICES,
+        "CARD_CLOCK_SHARING": card.CLOCK_SHARING,
         "CARD_LOCK_MEMORY": card.LOCK_MEMORY,
     }.items():
         lines.append(f'printf("{macro} %llu\\n", (unsigned long long){macro});')

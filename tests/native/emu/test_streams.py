@@ -42,17 +42,29 @@ def test_streams(worker: Worker) -> None:
 
 def test_host_functions_run_in_order(worker: Worker) -> None:
     worker("""
+        import threading
         p = call('cuMemAlloc', 4)
-        seen = []
+        seen, threads, refused = [], set(), []
         launch = raw('cuLaunchHostFunc')
         kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        function = kind(lambda data: seen.append(download(p, 1)[0]))
+
+        def look(data):
+            seen.append(ctypes.string_at(int(p), 1)[0])  # device memory has a host address here
+            threads.add(threading.get_native_id())
+            refused.append(error('cuMemGetInfo'))
+
+        function = kind(look)
         call('cuMemsetD8Async', p, 5, 4, 0)
         launch(None, function, None)
         call('cuMemsetD8Async', p, 6, 4, 0)
         launch(None, function, None)
+        call('cuMemsetD8Async', p, 7, 4, 0)
+        call('cuStreamSynchronize', 0)
     """)
-    assert worker("seen") == [5, 6]
+    assert worker("seen") == [5, 6]  # each in its turn, though all was asked for at once
+    assert worker("download(p, 1)[0]") == 7
+    assert worker("len(threads), threading.get_native_id() in threads") == [1, False]
+    assert worker("set(refused) == {'CUDA_ERROR_NOT_PERMITTED'}")
 
 
 def test_graph_replays(emulation: Emulation, worker: Worker) -> None:
