@@ -28,6 +28,8 @@ MARK = "EMULATION"
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 #: Names of environment variables and what they do are part of the user's interface.
 BUDGET_VARIABLE = "VGPU_EMU_MEMORY_BUDGET"
+CLOCK_VARIABLE = "VGPU_EMU_CLOCK"
+CLOCKS = {"slices": card.CLOCK_SLICES, "sharing": card.CLOCK_SHARING}
 DRIVER_TEXT = "595.45.04+emulated"
 
 _MARK_TEXT = """\
@@ -52,7 +54,8 @@ def make(
         The cards' uuids in order.
 
     Raises:
-        InputError: an unknown profile, no or too many cards, or a root that is there.
+        InputError: an unknown profile or clock, no or too many cards, or a root that is
+            there.
         MissingTool: the emulated driver has not been built.
     """
     models = [profiles.load(spec.profile) for spec in cards for _ in range(spec.count)]
@@ -70,6 +73,7 @@ def make(
     for name, source in libraries.items():
         shutil.copyfile(source, folder / "driver" / name)
         (folder / "driver" / name).chmod(0o755)
+    clock = clock_mode()
     share = (default_budget() if budget_bytes is None else budget_bytes) // len(models)
     uuids = []
     for index, model in enumerate(models):
@@ -89,6 +93,7 @@ def make(
                 minor=index,
                 driver_text=DRIVER_TEXT,
                 budget_bytes=share,
+                clock_mode=clock,
                 **{field: figure.value for field, figure in model.figures.items()},
             ),
         )
@@ -105,6 +110,20 @@ def build() -> str:
         return artifacts.build_of(b"".join(artifacts.library(n).read_bytes() for n in LIBRARIES))
     except MissingTool:
         return ""
+
+
+def clock_mode() -> int:
+    """Return how cards share their time out, as the environment says.
+
+    Raises:
+        InputError: it says something else.
+    """
+    given = os.environ.get(CLOCK_VARIABLE) or "slices"
+    if given not in CLOCKS:
+        raise InputError(
+            f"{CLOCK_VARIABLE}={given!r} is no clock", hint=f"known are {', '.join(CLOCKS)}"
+        )
+    return CLOCKS[given]
 
 
 def default_budget() -> int:
