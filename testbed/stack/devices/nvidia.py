@@ -131,21 +131,36 @@ class Nvml:
             memory_utilization_pct=None if rates is None else int(rates.memory),
         )
 
-    def utilization(self, uuid: str, since_us: int) -> UtilizationReading:
-        """Return what NVML has sampled of a card after a stamp of its own clock."""
+    def utilization(self, uuid: str, since_us: int, card_since_us: int) -> UtilizationReading:
+        """Return what NVML has sampled of a card.
+
+        Args:
+            uuid: The card.
+            since_us: Samples of processes after this stamp of the driver's clock.
+            card_since_us: Samples of the whole card after this one.
+        """
         handle = self._handles.get(uuid)
         if handle is None:
             return UtilizationReading(error="the driver does not list the card")
         try:
             busy = newer(lambda: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+            if not busy:
+                # Its successor, for machines where the older call tells nothing.
+                later = newer(
+                    lambda: pynvml.nvmlDeviceGetProcessesUtilizationInfo(handle, since_us)
+                )
+                busy = busy if later is None else later
             card = newer(
                 lambda: pynvml.nvmlDeviceGetSamples(
-                    handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us
+                    handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, card_since_us
                 )
             )
+            stamp, value = newest(card, card_since_us)
+            if not busy and stamp is None:
+                rates = optional(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+                value = None if rates is None else int(rates.gpu)
         except pynvml.NVMLError as error:
             return UtilizationReading(error=str(error))
-        stamp, value = newest(card, since_us)
         return UtilizationReading(
             processes=tuple(
                 ProcessSample(pid=int(s.pid), stamp_us=int(s.timeStamp), sm_pct=int(s.smUtil))

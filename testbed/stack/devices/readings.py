@@ -62,11 +62,13 @@ class UtilizationReading:
 
     Attributes:
         processes: Newest sample of each process that was busy; NVML tells nothing of
-            those that were not.
-        card_stamp_us: Newest sample of the whole card since the stamp, None if there is
+            those that were not, and on some machines nothing at all (measured on an
+            H200 under driver 580: "not found", whoever is busy).
+        card_stamp_us: Newest sample of the whole card since its stamp, None if there is
             none (or none are kept: then none ever comes).
-        card_pct: Its value.
-        offered: False where the driver samples no processes (MIG, old cards).
+        card_pct: Its value; without one the card's present rate, None where that is
+            not told either.
+        offered: False where the driver says that it samples no processes (MIG).
         error: Why NVML gave no answer.
     """
 

@@ -82,7 +82,10 @@ class Feed:
             own = frozenset(
                 pid for pid, owner in owners.items() if (owner.pod_uid, owner.container) == who
             )
-            mine, others = shares(window, own)
+            used = shares(window, own, frozenset(owners) - own)
+            if used is None:
+                continue
+            mine, others = used
             if mine:
                 self._busy_ns[who, uuid] = window.stamp_ns
             processes = reading.processes if reading else ()

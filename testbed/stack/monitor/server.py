@@ -154,7 +154,7 @@ class Monitor:
         for uuid, sampler in self._samplers.items():
             if time.monotonic_ns() < sampler.due_ns:
                 continue
-            reading = self._nvml.utilization(uuid, sampler.since_us)
+            reading = self._nvml.utilization(uuid, sampler.since_us, sampler.card_since_us)
             window = sampler.take(reading, now_ns=time.monotonic_ns(), real_ns=time.time_ns())
             if window is None:
                 continue
@@ -191,7 +191,7 @@ class Monitor:
         return {
             uuid: window
             for uuid, window in self._windows.items()
-            if now_ns - window.stamp_ns < FRESH_NS
+            if window.by_process and now_ns - window.stamp_ns < FRESH_NS
         }
 
     def _cards(self, query: Query) -> Reply:

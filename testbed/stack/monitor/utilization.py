@@ -36,12 +36,15 @@ class Window:
         interval_ns: Its length.
         sm_pct: Percent of the interval by pid; who is not in it was idle.
         card_pct: The whole card, None where NVML does not tell.
+        by_process: False where NVML told of the card alone: then ``sm_pct`` is empty and
+            only a card that one container has to itself can be accounted for.
     """
 
     stamp_ns: int
     interval_ns: int
     sm_pct: Mapping[int, int]
     card_pct: int | None
+    by_process: bool = True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,40 +52,50 @@ class Sampler:
     """One card's samples, in order; says when to ask again."""
 
     period_ns: int = PERIOD_NS
+    #: What has been seen of processes' samples, and of the card's.
     since_us: int = 0
+    card_since_us: int = 0
     due_ns: int = 0
     #: False while the card is busy and no process is told to be the cause.
     process_samples: bool = True
     _last_ns: int = 0
     _told_ns: int = 0
-    _silent_since_ns: int = 0
+    _missing_since_ns: int = 0
     _gaps: list[int] = field(default_factory=list)
 
     def take(self, reading: UtilizationReading, *, now_ns: int, real_ns: int) -> Window | None:
         """Return the window that a reading completes, None where nothing is new.
 
         Args:
-            reading: NVML's answer for everything after ``since_us``.
+            reading: NVML's answer for everything after ``since_us`` and ``card_since_us``.
             now_ns: CLOCK_MONOTONIC when it was given.
             real_ns: The node's wall clock at the same moment.
         """
         self.due_ns = now_ns + _RETRY_NS
-        if reading.error or not reading.offered:
+        if reading.error:
             self.process_samples = False
             self.due_ns = now_ns + self.period_ns
             return None
-        if not self._told_ns:
-            self._told_ns = now_ns
+        self._told_ns = self._told_ns or now_ns
         newest = max((sample.stamp_us for sample in reading.processes), default=0)
         if newest:
             return self._busy(reading, newest, now_ns=now_ns, real_ns=real_ns)
-        return self._idle(reading, now_ns=now_ns, real_ns=real_ns)
+        if reading.card_stamp_us is not None:
+            return self._by_card(reading, reading.card_stamp_us, now_ns=now_ns, real_ns=real_ns)
+        if reading.offered and reading.card_pct == 0:
+            return self._by_silence(now_ns)
+        if reading.card_pct or not reading.offered:
+            self._missing(reading, now_ns)
+            if not self.process_samples:
+                self.due_ns = now_ns + self.period_ns
+        return None
 
     def _busy(
         self, reading: UtilizationReading, newest: int, *, now_ns: int, real_ns: int
     ) -> Window | None:
         self.since_us = max(self.since_us, newest)
-        self._silent_since_ns = 0
+        self.card_since_us = max(self.card_since_us, reading.card_stamp_us or 0)
+        self._missing_since_ns = 0
         if any(not 0 <= sample.sm_pct <= _PERCENT for sample in reading.processes):
             # Seen on hardware (nvtop #110): a figure that cannot be is no figure.
             return None
@@ -93,24 +106,33 @@ class Sampler:
         stamp = monotonic_ns(newest, now_ns=now_ns, real_ns=real_ns)
         return self._window(stamp, used, reading.card_pct, now_ns=now_ns)
 
-    def _idle(self, reading: UtilizationReading, *, now_ns: int, real_ns: int) -> Window | None:
-        """Nobody was busy: NVML tells that by silence, so the card's own sample dates it."""
-        if reading.card_stamp_us is not None:
-            if reading.card_pct:
-                # Processes' samples may come a little later than the card's.
-                self._silent_since_ns = self._silent_since_ns or now_ns
-                if now_ns - self._silent_since_ns > 2 * self.period_ns:
-                    self.process_samples = False
-                return None
-            self._silent_since_ns = 0
-            self.process_samples = True
-            self.since_us = max(self.since_us, reading.card_stamp_us)
-            stamp = monotonic_ns(reading.card_stamp_us, now_ns=now_ns, real_ns=real_ns)
-            return self._window(stamp, {}, 0, now_ns=now_ns)
+    def _by_card(
+        self, reading: UtilizationReading, card_stamp: int, *, now_ns: int, real_ns: int
+    ) -> Window | None:
+        """Nobody is said to have been busy; the card's own sample dates that, or belies it."""
+        if reading.card_pct:
+            self._missing(reading, now_ns)
+            if self.process_samples:
+                return None  # they may come a little later than the card's
+        else:
+            self._missing_since_ns = 0
+        self.card_since_us = max(self.card_since_us, card_stamp)
+        stamp = monotonic_ns(card_stamp, now_ns=now_ns, real_ns=real_ns)
+        known = self.process_samples or not reading.card_pct
+        return self._window(stamp, {}, reading.card_pct, now_ns=now_ns, by_process=known)
+
+    def _by_silence(self, now_ns: int) -> Window | None:
+        """No samples of the card either, and it is idle: two periods' silence, less the lag."""
+        self._missing_since_ns = 0
         if now_ns - self._told_ns < 2 * self.period_ns:
             return None
-        # No samples of the card either: silence for two periods, less the usual lag.
-        return self._window(now_ns - _LAG_NS, {}, None, now_ns=now_ns, learn=False)
+        return self._window(now_ns - _LAG_NS, {}, 0, now_ns=now_ns, learn=False)
+
+    def _missing(self, reading: UtilizationReading, now_ns: int) -> None:
+        """Somebody keeps the card busy and NVML does not say who."""
+        self._missing_since_ns = self._missing_since_ns or now_ns
+        if not reading.offered or now_ns - self._missing_since_ns > 2 * self.period_ns:
+            self.process_samples = False
 
     def _window(
         self,
@@ -119,6 +141,7 @@ class Sampler:
         card_pct: int | None,
         *,
         now_ns: int,
+        by_process: bool = True,
         learn: bool = True,
     ) -> Window | None:
         gap = stamp_ns - self._last_ns
@@ -134,6 +157,7 @@ class Sampler:
             interval_ns=gap if known else self.period_ns,
             sm_pct=used,
             card_pct=card_pct,
+            by_process=by_process,
         )
 
     def _learn(self, gap_ns: int) -> None:
@@ -156,11 +180,25 @@ def monotonic_ns(stamp_us: int, *, now_ns: int, real_ns: int) -> int:
     return min(stamp_ns, now_ns)
 
 
-def shares(window: Window, own: frozenset[int]) -> tuple[int, int]:
+def shares(
+    window: Window, own: frozenset[int], others: frozenset[int] = frozenset()
+) -> tuple[int, int] | None:
     """Return (own, others') use of a card in a window, per mille of its interval.
 
-    Percents are rounded by process, so their sum may pass the whole a little.
+    Percents are rounded by process, so their sum may pass the whole a little. Where NVML
+    told of the card alone, it is known only for a container that has no process on the
+    card, or for one that has them all; else None.
+
+    Args:
+        window: The card's sample.
+        own: The container's processes.
+        others: All other processes on the card.
     """
+    if not window.by_process:
+        if window.card_pct is None or (own and others):
+            return None
+        whole = min(10 * window.card_pct, 1000)
+        return (whole, 0) if own else (0, whole)
     mine = sum(pct for pid, pct in window.sm_pct.items() if pid in own)
-    others = sum(pct for pid, pct in window.sm_pct.items() if pid not in own)
-    return min(10 * mine, 1000), min(10 * others, 1000)
+    rest = sum(pct for pid, pct in window.sm_pct.items() if pid not in own)
+    return min(10 * mine, 1000), min(10 * rest, 1000)

@@ -51,7 +51,7 @@ class Nvml:
     def read(self, uuid: str) -> CardReading:
         return self.reading
 
-    def utilization(self, uuid: str, since_us: int) -> UtilizationReading:
+    def utilization(self, uuid: str, since_us: int, card_since_us: int) -> UtilizationReading:
         if not self.offered:
             return UtilizationReading(offered=False)
         period_us = 1_000_000 // 6

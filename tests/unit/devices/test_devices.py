@@ -208,11 +208,18 @@ def test_numa_node_of_a_pci_address(tmp_path: Path) -> None:
     assert nvml_calls.numa_of_pci("00000000:08:00.0", tmp_path) is None
 
 
+NOT_FOUND = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+NOT_SUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
 class Sampled:
     """NVML's calls for samples, as ``nvidia`` uses them."""
 
-    def __init__(self, processes: Any, card: Any) -> None:
+    def __init__(
+        self, processes: Any, card: Any, *, successor: Any = NOT_FOUND, rates: Any = NOT_SUPPORTED
+    ) -> None:
         self.processes, self.card = processes, card
+        self.successor, self.rates = successor, rates
 
     def __call__(self, monkeypatch: pytest.MonkeyPatch, since_us: int = 100) -> Any:
         def answer(value: Any) -> Any:
@@ -223,10 +230,13 @@ class Sampled:
         monkeypatch.setattr(
             pynvml, "nvmlDeviceGetProcessUtilization", lambda *_: answer(self.processes)
         )
+        successor = "nvmlDeviceGetProcessesUtilizationInfo"
+        monkeypatch.setattr(pynvml, successor, lambda *_: answer(self.successor))
         monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_: answer(self.card))
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda *_: answer(self.rates))
         nvml = nvidia.Nvml.__new__(nvidia.Nvml)
         nvml._handles = {"GPU-a": object()}
-        return nvml.utilization("GPU-a", since_us)
+        return nvml.utilization("GPU-a", since_us, since_us)
 
 
 def process_sample(pid: int, stamp: int, sm: int) -> Any:
@@ -272,9 +282,25 @@ def test_nobody_was_busy(monkeypatch: pytest.MonkeyPatch, nothing: Exception) ->
     )
 
 
+def test_the_successor_is_asked_where_the_older_call_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for older in (NOT_FOUND, NOT_SUPPORTED):
+        found = Sampled(older, NOT_FOUND, successor=[process_sample(7, 200, 40)])(monkeypatch)
+        assert [(p.pid, p.sm_pct) for p in found.processes] == [(7, 40)] and found.offered
+
+
+def test_the_cards_rate_stands_in_for_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = pynvml.c_nvmlUtilization_t()
+    rates.gpu = 61
+    found = Sampled(NOT_FOUND, NOT_SUPPORTED, rates=rates)(monkeypatch)
+    assert (found.card_stamp_us, found.card_pct) == (None, 61)
+    assert Sampled(NOT_FOUND, NOT_SUPPORTED)(monkeypatch).card_pct is None
+
+
 def test_a_driver_that_samples_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    found = Sampled(refused, refused)(monkeypatch)
+    refused = NOT_SUPPORTED
+    found = Sampled(refused, refused, successor=refused)(monkeypatch)
     assert (found.offered, found.error) == (False, "")
     lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     assert "lost" in Sampled(lost, refused)(monkeypatch).error

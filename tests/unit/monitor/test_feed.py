@@ -145,3 +145,17 @@ def test_the_plugins_name_is_the_monitors(tmp_path: Path) -> None:
     assert path.parent == tmp_path / "containers/aaaa_main"
     assert path.name == f"{region_name('aaaa', 'main')}.cache"
     assert os.fspath(path) == os.fspath(RegionWatch(path)._path)
+
+
+def test_without_processes_samples_only_a_lone_container_is_told(tmp_path: Path) -> None:
+    a, b = made(tmp_path, A), made(tmp_path, B)
+    feed = Feed(tmp_path)
+    feed.look([A, B])
+    by_card = Window(
+        stamp_ns=9 * SECOND, interval_ns=SECOND // 6, sm_pct={}, card_pct=80, by_process=False
+    )
+    assert feed.feed("GPU-y", by_card, OWNERS, READING) == 0
+    assert entry(a, 1) == entry(b, 1) == (0,) * 6
+    alone = {7: OWNERS[7], 8: OWNERS[8]}
+    assert feed.feed("GPU-y", by_card, alone, READING) == 2
+    assert (entry(a, 1)[1:3], entry(b, 1)[1:3]) == ((800, 0), (0, 800))
