@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from testbed.cli.bundle import bundle
 from testbed.cli.card import app as card
 from testbed.cli.cases import list_cases
 from testbed.cli.cluster import down, kubeconfig, status, up
@@ -40,6 +41,7 @@ app.command(rich_help_panel=_TESTBED, context_settings=CONTEXT)(kubectl)
 
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(logs)
+app.command(rich_help_panel=_LOOK)(bundle)
 
 app.add_typer(card, name="card", rich_help_panel=_MACHINE)
 app.command(rich_help_panel=_MACHINE)(doctor)

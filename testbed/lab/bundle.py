@@ -1,15 +1,32 @@
-"""The bundle of a failure: logs, events, pods, manifests; never a secret."""
+"""The bundle of a failure: logs, events, objects, regions, cards, versions; never a secret."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import stat
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import TestbedError
-from testbed.lab.cluster.protocol import Cluster
+import msgspec
+
+from testbed.errors import InputError, TestbedError
+from testbed.lab.cluster.protocol import Cluster, ClusterStatus
+from testbed.lab.deploy import cards, reservations
+from testbed.lab.deploy.samples import ledger_document
+from testbed.lab.doctor import diagnose
 from testbed.lab.kube import Kube
+from testbed.lab.redact import redact, redacted
+from testbed.lab.versions import versions
+from testbed.native import card
+from testbed.native.region import read_region
+from testbed.stack import names
 
 #: What is read from the API server, with its version. Secrets are not in the list.
 KINDS = (
@@ -23,6 +40,7 @@ KINDS = (
     ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
 )
 LOG_LINES = 5000
+ARCHIVES = (".tar.gz", ".tgz")
 
 
 def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
@@ -37,25 +55,121 @@ def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    try:
+    with _noted(problems, "component logs"):
         cluster.collect_logs(folder / "components")
-    except (TestbedError, OSError) as error:
-        problems.append(f"component logs: {error}")
+    status = _status(cluster, problems)
+    if status is not None and status.state != "absent":
+        _json(folder / "status.json", asdict(status))
+        for node in status.nodes:
+            with _noted(problems, f"files of {node.name}"):
+                _node(folder / "nodes" / node.name, cluster.node_root(node.name), problems)
     if kube is not None:
-        for version, kind in KINDS:
-            try:
-                _write(folder / "objects" / f"{kind.lower()}s.json", kube.list(version, kind))
-            except (TestbedError, OSError) as error:
-                problems.append(f"{kind}: {error}")
-                break  # an API server that does not answer will not answer the rest either
-        else:
-            _pod_logs(folder / "pods", kube, problems)
+        _objects(folder, kube, problems)
+    if any(folder.iterdir()) or problems:
+        # Of use only beside something that has happened.
+        with _noted(problems, "versions"):
+            _json(folder / "versions.json", versions())
+        with _noted(problems, "doctor"):
+            _json(folder / "doctor.json", [asdict(each) for each in diagnose()])
     if problems:
-        (folder / "problems.txt").write_text("\n".join(problems) + "\n")
+        text = "\n".join(problems) + "\n"
+        (folder / "problems.txt").write_bytes(redact(text.encode()))
     if any(folder.iterdir()):
         return folder
     folder.rmdir()
     return None
+
+
+def write(target: Path, cluster: Cluster, kube: Kube | None) -> Path:
+    """Write a bundle where a person wants it: a folder, or an archive by its ending.
+
+    Raises:
+        InputError: it exists already, cannot be written, or nothing has ever started.
+    """
+    if target.exists():
+        raise InputError(f"{target} exists already", hint="name another place with --out")
+    archive = target.name.endswith(ARCHIVES)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".bundle-") as scratch:
+            name = target.name
+            for ending in ARCHIVES if archive else ():
+                name = name.removesuffix(ending)
+            found = collect(Path(scratch, name), cluster, kube)
+            if found is None:
+                raise InputError(
+                    f"there is nothing to bundle of testbed {cluster.name!r}",
+                    why="it is not up and has left no logs",
+                )
+            if archive:
+                part = Path(scratch, "part")
+                with tarfile.open(part, "w:gz") as file:
+                    file.add(found, arcname=name)
+                part.replace(target)
+            else:
+                found.rename(target)
+    except OSError as error:
+        raise InputError(
+            f"no bundle can be written to {target}",
+            why=error.strerror or str(error),
+            hint="name a place of yours with --out",
+        ) from error
+    return target
+
+
+# --- parts ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _noted(problems: list[str], what: str) -> Iterator[None]:
+    """Go on after an error, and write it down."""
+    try:
+        yield
+    except (TestbedError, OSError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"{what}: {error}")
+
+
+def _status(cluster: Cluster, problems: list[str]) -> ClusterStatus | None:
+    try:
+        return cluster.status()
+    except (TestbedError, OSError) as error:
+        problems.append(f"status: {error}")
+        return None
+
+
+def _objects(folder: Path, kube: Kube, problems: list[str]) -> None:
+    for version, kind in KINDS:
+        try:
+            _json(folder / "objects" / f"{kind.lower()}s.json", _listed(kube, version, kind))
+        except (TestbedError, OSError) as error:
+            problems.append(f"{kind}: {error}")
+            return  # an API server that does not answer will not answer the rest either
+    _pod_logs(folder / "pods", kube, problems)
+    told: dict[str, Callable[[], Any]] = {
+        "ledger": lambda: ledger_document(kube),
+        "reservations": lambda: reservations(kube),
+        "cards": lambda: _reading(kube),
+    }
+    for name, read in told.items():
+        with _noted(problems, name):
+            _json(folder / "stack" / f"{name}.json", read())
+
+
+def _listed(kube: Kube, version: str, kind: str) -> list[dict[str, Any]]:
+    items = kube.list(version, kind)
+    for item in items:
+        item.get("metadata", {}).pop("managedFields", None)
+    return items
+
+
+def _reading(kube: Kube) -> dict[str, Any]:
+    found = cards(kube)
+    return {
+        "now": dict(found.now),
+        "source": found.source,
+        "cards": msgspec.to_builtins(found.cards),
+        "samples": msgspec.to_builtins(found.samples),
+    }
 
 
 def _pod_logs(folder: Path, kube: Kube, problems: list[str]) -> None:
@@ -70,11 +184,42 @@ def _pod_logs(folder: Path, kube: Kube, problems: list[str]) -> None:
                 continue
             path = folder / f"{namespace}_{name}_{container['name']}.log"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_bytes(redact(text.encode()))
 
 
-def _write(path: Path, items: list[dict[str, Any]]) -> None:
+def _node(folder: Path, root: Path | None, problems: list[str]) -> None:
+    """Write a node's regions and cards as values: tenants write both, so nothing is copied
+    and no link of theirs is followed."""
+    if root is None:
+        return
+    for path in _plain_files(root / names.HOOK_PATH.lstrip("/") / "containers", ".cache"):
+        target = folder / "regions" / f"{path.parent.name}.json"
+        with _noted(problems, str(target.relative_to(folder.parent))):
+            _json(target, asdict(read_region(path)))
+    cards_folder = root / names.EMULATED_DRIVER_ROOT.lstrip("/") / "cards"
+    for path in _plain_files(cards_folder, "state"):
+        target = folder / "cards" / f"{path.parent.name}.json"
+        with _noted(problems, str(target.relative_to(folder.parent))):
+            _json(target, asdict(card.read(path)))
+
+
+def _plain_files(folder: Path, ending: str) -> Iterator[Path]:
+    """Yield the files of that ending one level below a folder, no links and no pipes."""
+    for below in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not stat.S_ISDIR(below.lstat().st_mode):
+            continue
+        for path in sorted(below.iterdir()):
+            if path.name.endswith(ending) and stat.S_ISREG(path.lstat().st_mode):
+                yield path
+
+
+def _json(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    for item in items:
-        item.get("metadata", {}).pop("managedFields", None)
-    path.write_text(json.dumps(items, indent=1) + "\n")
+    # Twice: by name in the value, and whatever looks like a secret in the text.
+    text = json.dumps(redacted(json.loads(json.dumps(value, default=str))), indent=1)
+    path.write_bytes(redact(text.encode()) + b"\n")
+
+
+def default_place(name: str) -> Path:
+    """Return where a bundle goes if nobody says: this folder, named by testbed and time."""
+    return Path.cwd() / f"bundle-{name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import tarfile
 from pathlib import Path
 from typing import Any, cast
 
-from testbed.errors import ClusterError
+import pytest
+
+from testbed.card import driver_root
+from testbed.card.spec import CardSpec
+from testbed.errors import ClusterError, InputError
 from testbed.lab import bundle
+from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
+from testbed.native.region import RegionConstant, RegionDevice, make_region
 
 
 class Logs:
@@ -14,6 +23,11 @@ class Logs:
 
     def __init__(self, text: str | None = "") -> None:
         self._text = text
+
+    name = "t"
+
+    def status(self) -> ClusterStatus:
+        return ClusterStatus(name="t", provider="process", state="absent")
 
     def collect_logs(self, folder: Path) -> None:
         if self._text is None:
@@ -37,9 +51,80 @@ def test_an_earlier_failure_is_gone(tmp_path: Path) -> None:
     (folder / "pods").mkdir(parents=True)
     (folder / "pods/old.log").touch()
     assert collect(folder, Logs("started")) == folder
-    assert [path.name for path in folder.iterdir()] == ["components"]
+    assert {path.name for path in folder.iterdir()} == {
+        *("components", "versions.json", "doctor.json")
+    }
 
 
 def test_what_could_not_be_had_is_named(tmp_path: Path) -> None:
     assert collect(tmp_path / "bundle", Logs(None)) == tmp_path / "bundle"
     assert "the node is away" in (tmp_path / "bundle/problems.txt").read_text()
+
+
+class Node(Logs):
+    """A cluster of one node, whose files lie in a folder."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(
+            "started with token: eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlIn0.c2lnbmF0dXJl"
+        )
+        self._root = root
+
+    def status(self) -> ClusterStatus:
+        node = NodeStatus(name="n1", ready=True)
+        return ClusterStatus(name="t", provider="process", state="up", nodes=(node,))
+
+    def node_root(self, node: str) -> Path | None:
+        return self._root if node == "n1" else None
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node with a card, a container's region, and what a tenant put beside them."""
+    root = tmp_path / "root"
+    (uuid,) = driver_root.make(root / "run/vgpu-emulated", [CardSpec()])
+    container = root / "var/lib/vgpu-testbed/containers/uid_main"
+    container.mkdir(parents=True)
+    devices = (RegionDevice(uuid=uuid, memory_limit_bytes=1 << 30),)
+    make_region(container, "r", RegionConstant(devices=devices, pod_uid="uid"))
+    secret = tmp_path / "host-secret"
+    secret.write_text("of the host\n" * 500_000)
+    (container / "link.cache").symlink_to(secret)
+    os.mkfifo(container / "pipe.cache")
+    (container / "theirs.txt").write_text("a tenant's own file")
+    (container.parent / "away").symlink_to(tmp_path)
+    return Node(root)
+
+
+def test_regions_and_cards_are_values_and_tenants_files_stay_where_they_are(
+    tmp_path: Path, node: Node
+) -> None:
+    folder = collect(tmp_path / "bundle", node)
+    assert folder is not None
+    region = json.loads((folder / "nodes/n1/regions/uid_main.json").read_text())
+    assert region["constant"]["devices"][0]["memory_limit_bytes"] == 1 << 30
+    (card,) = (folder / "nodes/n1/cards").iterdir()
+    assert json.loads(card.read_text())["description"]["name"] == "NVIDIA A100-SXM4-80GB"
+    everything = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"of the host" not in everything and b"tenant's own" not in everything
+    assert not (folder / "problems.txt").exists()
+
+
+def test_an_archive_and_a_folder(tmp_path: Path, node: Node) -> None:
+    out = bundle.write(tmp_path / "out/b.tar.gz", cast(Any, node), None)
+    with tarfile.open(out) as file:
+        names = file.getnames()
+    assert "b/nodes/n1/regions/uid_main.json" in names
+    assert [path.name for path in out.parent.iterdir()] == ["b.tar.gz"]
+    assert (bundle.write(tmp_path / "b", cast(Any, node), None) / "status.json").exists()
+
+
+def test_places_that_cannot_be(tmp_path: Path, node: Node) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        bundle.write(tmp_path / "there", cast(Any, node), None)
+    with pytest.raises(InputError, match="no bundle can be written"):
+        bundle.write(Path("/proc/x/b"), cast(Any, node), None)
+    with pytest.raises(InputError, match="nothing to bundle"):
+        bundle.write(tmp_path / "none", cast(Any, Logs()), None)
+    assert not (tmp_path / "none").exists()
