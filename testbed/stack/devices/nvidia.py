@@ -236,11 +236,10 @@ class Nvml:
                 break  # none, or the driver is lost, which ``unhealthy`` tells
             if event.eventType != pynvml.nvmlEventTypeXidCriticalError:
                 continue
-            try:
-                uuid = text(pynvml.nvmlDeviceGetUUID(event.device))
-            except pynvml.NVMLError:
-                uuid = None
-            found.append((uuid, int(event.eventData)))
+            # By the handle's own value: a lost card does not tell its uuid any more.
+            source = bytes(event.device)
+            known = (u for u, handle in self._handles.items() if _same(handle, source))
+            found.append((next(known, None), int(event.eventData)))
         return tuple(found)
 
     def recovery_actions(self) -> dict[str, int]:
@@ -265,3 +264,7 @@ class Nvml:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(self._events)
             self._events = None
+
+
+def _same(handle: Any, source: bytes) -> bool:
+    return handle is not None and bytes(handle) == source

@@ -221,6 +221,11 @@ def test_plugin_serves_cards_of_the_driver_root(
         "three slots are unhealthy",
     )
     assert all((health == "Healthy") == (uuids[0] in i) for i, health in kubelet.devices.items())
+    # It is reset: XID 79 is forgotten since the card was away in between.
+    faults = card.StateLayout.faults.offset + card.FaultsLayout.fallen_off.offset
+    with (root / "cards" / uuids[1] / "state").open("r+b") as state:
+        os.pwrite(state.fileno(), bytes(4), faults)
+    kubelet.wait(lambda: set(kubelet.devices.values()) == {"Healthy"}, "healthy again")
     assert api.annotation(pod["metadata"]["uid"], names.POD_BIND_PHASE) == names.PHASE_SUCCESS
     ends_well(plugin)
 
