@@ -29,8 +29,14 @@ _AS_H200 = "as measured on an H200 (tests/gpu/probe.py)"
 _EMULATION: Figures = {
     **assumed("what the emulated libcuda speaks", driver_version=13_020),
     **reported("NVML answers with about six samples a second", sample_period_us=166_667),
-    **assumed(_AS_H200, time_slice_us=2_090),
-    **assumed("order of magnitude of a launch", launch_overhead_ns=2_000),
+    **assumed("within one period", sample_lag_us=100_000),
+    **assumed(
+        _AS_H200,
+        time_slice_us=2_090,
+        switch_ns=153_000,
+        launch_overhead_ns=1_500,
+        event_ns=2_065,
+    ),
 }
 
 
@@ -64,6 +70,7 @@ _A100: Figures = {
         fp32_flops=19_500 * _GIGA,
         tf32_flops=156 * _TERA,
         fp16_flops=312 * _TERA,
+        int8_flops=624 * _TERA,
         fp64_flops=9_700 * _GIGA,
     ),
     **assumed("a fair share of PCIe 4.0 x16", copy_bandwidth_bps=24 * _GIGA),
@@ -107,6 +114,7 @@ _HOPPER: Figures = {
         fp32_flops=66_900 * _GIGA,
         tf32_flops=494_700 * _GIGA,
         fp16_flops=989_400 * _GIGA,
+        int8_flops=1_978_900 * _GIGA,
         fp64_flops=33_500 * _GIGA,
     ),
 }
@@ -166,14 +174,17 @@ _H200 = Profile(
         **measured(
             f"{_PROBE}, pinned copies (55.4 and 55.3 GB/s)", copy_bandwidth_bps=55_300_000_000
         ),
+        **documented("NVIDIA H200 data sheet", memory_bandwidth_bps=4_800 * _GIGA),
         **measured(
-            f"{_PROBE}, copies on the card: 2,055.5 GB/s, read and written",
-            memory_bandwidth_bps=4_111 * _GIGA,
-        ),
-        **measured(
-            f"{_PROBE}, two processes that always have work: 2.090 ms each turn",
+            f"{_PROBE}, two processes that always have work: turns of 2.090 ms, 2.396 ms apart",
             time_slice_us=2_090,
+            switch_ns=153_000,
         ),
+        **measured(
+            f"{_PROBE}, kernels of 20 us one behind another take 21.5 us each",
+            launch_overhead_ns=1_500,
+        ),
+        **measured(f"{_PROBE}, kernels with a timing event between them", event_ns=2_065),
     },
 )
 
@@ -194,6 +205,7 @@ _T4 = Profile(
             memory_bandwidth_bps=320 * _GIGA,
             fp32_flops=8_100 * _GIGA,
             fp16_flops=65 * _TERA,
+            int8_flops=130 * _TERA,
         ),
         **documented(
             f"{_GUIDE}: two fp64 operations a clock where there are 64 in fp32",
@@ -223,6 +235,7 @@ _L40S = Profile(
             fp32_flops=91_600 * _GIGA,
             tf32_flops=183 * _TERA,
             fp16_flops=362_050 * _GIGA,
+            int8_flops=733 * _TERA,
         ),
         **documented(
             "NVIDIA Ada GPU Architecture (white paper), the L40 with the same chip",
