@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any, ClassVar
 
 from testbed.errors import InputError
@@ -34,6 +35,7 @@ MEANINGS = {
     "visible_size": "PyTorch, driver API and NVML all tell the cap as the card's size.",
     "survives": "After the refusal the pod frees, allocates again, and copies come back unchanged.",
     "annotations": "Pod, the extender's ledger and node tell the same story.",
+    "placement": "The pods lie on one card, or on cards of their own, as the case wants it.",
     "share_card": "The card grants the pod the share of its time that was asked for, alone and"
     " beside others.",
     "share_work": "The pod's steps per second, against its own rate alone on the card without the"
@@ -97,7 +99,7 @@ class CoLocation:
                 name=name,
                 containers=tuple(by_pod[name]),
                 files=FILES,
-                annotations={names.CARD_POLICY: "spread"} if parameters.apart else {},
+                annotations={names.CARD_POLICY: "spread" if parameters.apart else "binpack"},
                 run_as_user=pod.run_as_user,
                 delete_in=share_checks.KILL if name == parameters.kill else "",
             )
@@ -130,11 +132,14 @@ class CoLocation:
         for name, pod in parameters.pods.items():
             if name in trial.pods:
                 found.append(memory_checks.annotations_agree(pod, trial.pods[name], trial))
+        if len(tenants(parameters)) > 1:
+            found.append(placement(parameters, trial))
         return tuple(found)
 
     def control(self, parameters: Parameters, trial: Trial) -> Control:
         """Judge the same pods without the limiter: they must pass their limits."""
         found: list[Check] = []
+        even: dict[tuple[str, str, str], float] = {}
         for tenant in tenants(parameters):
             if tenant.pod not in trial.pods:
                 found.append(_no_pod(tenant))
@@ -143,7 +148,8 @@ class CoLocation:
                 found += memory_checks.limit_checks(tenant, parameters.allocators, trial)
             if computes(parameters):
                 found += share_checks.share_checks(parameters, tenant, trial, trial)
-        return judge_control(found)
+                even |= share_checks.unlimited(parameters, tenant, trial)
+        return judge_control(found, even)
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return what the card counted for each container over time, with the limits."""
@@ -218,8 +224,16 @@ def _key(members: Sequence[Tenant], trial: Trial) -> Any:
 
 
 # --- the control -------------------------------------------------------------------
-def judge_control(found: Sequence[Check]) -> Control:
-    """Return ``pass`` if every limit check failed that must, with a figure off its limit."""
+def judge_control(
+    found: Sequence[Check], even: Mapping[tuple[str, str, str], float] | None = None
+) -> Control:
+    """Return ``pass`` if every limit check failed that must, for want of the limiter.
+
+    Args:
+        found: The checks of the control run.
+        even: Of each share, by the check's identity, what a card without a limiter
+            gives, percent. A share that is off for another reason proves nothing.
+    """
     reasons = []
     for check in found:
         what = f"{check.name} of {check.pod}"
@@ -227,11 +241,8 @@ def judge_control(found: Sequence[Check]) -> Control:
             what += f" ({check.variant})"
         if check.verdict in ("error", "skipped"):
             reasons.append(f"{what}: {check.verdict} ({check.reason})")
-        elif check.control == "any":
-            continue
         elif check.name.startswith("share"):
-            if check.verdict != "fail":
-                reasons.append(f"{what} held its share")
+            reasons += _off_even(check, what, (even or {}).get(check.identity))
         elif check.verdict != "fail" or not _above(check):
             reason = f"{what} did not pass its cap"
             if check.reason == memory_checks.REFUSED_EARLY:
@@ -246,6 +257,17 @@ def judge_control(found: Sequence[Check]) -> Control:
     )
 
 
+def _off_even(check: Check, what: str, even: float | None) -> list[str]:
+    figure = check.card if check.card is not None else check.workload
+    if check.control == "fail" and check.verdict != "fail":
+        return [f"{what} held its share"]
+    if even is None or not isinstance(figure, float):
+        return []
+    if abs(figure - even) > share_checks.EVEN_POINTS:
+        return [f"{what} had {figure:.0f} %, where a card without a limiter gives {even:.0f} %"]
+    return []
+
+
 def _above(check: Check) -> bool:
     figure = check.card if check.name == "card_bytes" else check.workload
     return isinstance(figure, float) and isinstance(check.asked, float) and figure > check.asked
@@ -254,6 +276,26 @@ def _above(check: Check) -> bool:
 def _no_pod(tenant: Tenant) -> Check:
     return Check(
         name="memory_cap", pod=tenant.label, verdict="error", reason="no pod", control="fail"
+    )
+
+
+def placement(parameters: Parameters, trial: Trial) -> Check:
+    """Do the pods lie on one card, or on cards of their own, as the case wants?"""
+    cards = {t.label: set(t.cards(trial)) for t in tenants(parameters) if t.pod in trial.pods}
+    pairs = list(combinations(cards, 2))
+    if parameters.apart:
+        wrong = [pair for pair in pairs if cards[pair[0]] & cards[pair[1]]]
+        reason = ", ".join(f"{a} and {b} share a card" for a, b in wrong)
+    else:
+        wrong = [pair for pair in pairs if not cards[pair[0]] & cards[pair[1]]]
+        reason = ", ".join(f"{a} and {b} share no card" for a, b in wrong)
+    return Check(
+        name="placement",
+        verdict="fail" if wrong else "pass",
+        asked="cards of their own" if parameters.apart else "one card",
+        workload=f"{len(set().union(*cards.values()))} cards" if cards else "",
+        source="workload",
+        reason=reason,
     )
 
 

@@ -32,6 +32,9 @@ SWITCHING_PCT = 2.5
 #: The control must miss what was asked for by this much more than the tolerance, or
 #: noise could decide it.
 MARGIN_POINTS = 3.0
+#: How far a share without a limiter may be from an even part of the card, for the control
+#: to be believed.
+EVEN_POINTS = 10.0
 #: A lone pod that is not to be limited has at least this much of its free rate.
 FREE_PCT = 99.0
 #: A pod left alone on a card has at least this much of it, once it is free.
@@ -95,6 +98,21 @@ def control_shows(
     even = attainable(tenant, others, "disable")
     far = abs(even - tenant.asked.gpucores) >= points + MARGIN_POINTS
     return "fail" if far else "any"
+
+
+def unlimited(
+    parameters: Parameters, tenant: Tenant, trial: Trial
+) -> dict[tuple[str, str, str], float]:
+    """Return what each of a tenant's share checks finds without a limiter, percent.
+
+    By the check's identity (name, pod, variant).
+    """
+    found = {}
+    for situation, _, card in _where(parameters, tenant, trial):
+        even = attainable(tenant, situation.others, "disable")
+        for name in ("share_card", "share_work"):
+            found[name, tenant.label, variant(situation.name, card)] = even
+    return found
 
 
 # --- the checks ------------------------------------------------------------------
@@ -249,7 +267,7 @@ def undisturbed(
         unit="%",
     )
     if _neighbours(parameters, tenant, trial, uuid):
-        return msgspec.structs.replace(base, reason="another pod is on the same card")
+        return msgspec.structs.replace(base, reason="another pod was on the same card")
     pair = _rates(base, parameters, tenant, trial, trial, TOGETHER, uuid)
     if isinstance(pair, Check):
         return pair

@@ -87,8 +87,9 @@ class WatchedContainer:
 
     def where(self) -> str:
         """Return how far it is, for people."""
-        told = [event for event in self.events if event["event"] != "steps"]
-        last = told[-1] if told else {}
+        last = self.events[-1] if self.events else {}
+        if last.get("event") == "steps":
+            return f"{last['steps']} steps {last.get('phase', '')}".strip()
         return f"{last.get('event', self.pod.phase)} {last.get('phase', '')}".strip()
 
     def trace(self) -> ContainerTrace:

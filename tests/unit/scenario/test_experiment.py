@@ -96,8 +96,8 @@ def test_the_control_runs_the_same_pods_in_the_same_place(world):
     for before, after in zip(first, second, strict=True):
         assert "nodeSelector" not in before["spec"]
         assert after["spec"].pop("nodeSelector") == {"kubernetes.io/hostname": "n1"}
-        assert after["metadata"].pop("annotations") == {"nvidia.com/use-gpuuuid": UUID}
-        del before["metadata"]["annotations"]
+        pinned = {**before["metadata"].pop("annotations"), "nvidia.com/use-gpuuuid": UUID}
+        assert after["metadata"].pop("annotations") == pinned
         for pod in (before, after):
             del pod["metadata"]["namespace"]
         assert before == after

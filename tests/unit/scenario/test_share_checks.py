@@ -59,6 +59,7 @@ def test_shares_that_hold_pass_and_each_control_fails(question):
     parameters = read(question, kill="a")
     found, control = judge(question, parameters)
     assert bad(found) == set()
+    assert {c.name for c in found.values()} <= set(question.meanings)
     by_pod = {(c.pod, c.variant, c.control) for c in found.values() if c.name == "share_card"}
     assert by_pod == {
         ("a", "alone", "fail"),
@@ -131,6 +132,33 @@ def test_a_control_in_which_a_share_holds_is_an_error(question):
     control = question.control(parameters, held)
     assert control.verdict == "error"
     assert "share_card of b (together) held its share" in control.reason
+
+
+@pytest.mark.parametrize(
+    ("situation", "pod", "pct", "figure"),
+    [
+        ("alone", "a", 0, "had 0 %, where a card without a limiter gives 100 %"),
+        ("alone", "a", 60, "had 60 %"),
+        ("together", "b", 80, "had 80 %, where a card without a limiter gives 49 %"),
+        ("together", "b", 0, "had 0 %"),
+        ("after", "b", 0, "had 0 %"),
+        ("together", "a", 20, "had 20 %"),
+    ],
+)
+def test_a_control_that_fails_for_another_reason_is_an_error(question, situation, pod, pct, figure):
+    """A card on which nothing runs, or a limiter that is still there."""
+    parameters = read(question, kill="a")
+    even = {
+        "alone": {"a": 100, "b": 100},
+        "together": {"a": 48.75, "b": 48.75},
+        "after": {"b": 100},
+    }
+    even[situation][pod] = pct
+    control = question.control(
+        parameters, make_trial(parameters, enforcement="off", shares=tuple(even.values()))
+    )
+    assert control.verdict == "error"
+    assert f"share_card of {pod} ({situation}) {figure}" in control.reason
 
 
 def test_a_control_whose_card_was_not_seen_is_an_error(question):
@@ -296,7 +324,7 @@ def test_each_container_of_a_pod_has_its_own_limits(question):
     assert [c.name for c in plan.containers] == ["main", "side"]
     found, control = judge(question, parameters)
     assert bad(found) == set() and control.verdict == "pass"
-    assert {c.pod for c in found.values()} == {"a/main", "a/side", "a"}
+    assert {c.pod for c in found.values()} == {"a/main", "a/side", "a", ""}
     # One container that takes the other's part is found, though their sum is the same.
     given = shares(question, parameters, together={"a/main": 35, "a/side": 25})
     found, _ = judge(question, parameters, shares=given)
@@ -351,6 +379,16 @@ def test_pods_that_were_to_lie_apart_and_do_not_are_an_error(question):
     parameters = read(question, BESIDE, policy="default", apart=True)
     found, _ = judge(question, parameters)
     assert found["undisturbed", "a", ""].verdict == "error"
+    assert found["placement", "", ""].reason == "a and b share a card"
+
+
+def test_pods_that_were_to_share_a_card_and_do_not_fail(question):
+    parameters = read(question)
+    found, _ = judge(question, parameters, cards=APART)
+    assert bad(found) == {("placement", "", "")}
+    assert found["placement", "", ""].reason == "a and b share no card"
+    for plan in question.plan(parameters):
+        assert plan.annotations == {"hami.io/gpu-scheduler-policy": "binpack"}
 
 
 def test_cores_without_memory_need_no_memory_part(question):
@@ -361,6 +399,7 @@ def test_cores_without_memory_need_no_memory_part(question):
     found, control = judge(question, parameters)
     assert bad(found) == set() and control.verdict == "pass"
     assert {c.name for c in found.values()} == {"share_card", "share_work", "annotations"}
+    assert {c.name for c in found.values()} <= set(question.meanings)
 
 
 def test_memory_without_cores_needs_no_compute_part(question):
