@@ -21,8 +21,9 @@ from testbed.errors import MissingTool, TestbedError
 
 SOURCE = Path(__file__).resolve().parent
 #: Folders of parts, in the order in which they are built.
-PARTS = ("emu", "runtime", "shim", "ocifront")
-#: The OCI front runs under containerd, not in a test's process: no sanitizers there.
+PARTS = ("emu", "runtime", "shim", "ocifront", "bench")
+#: The OCI front runs under containerd, not in a test's process, and the benchmarks measure:
+#: no sanitizers there.
 SANITIZED_PARTS = ("emu", "runtime", "shim")
 SUFFIXES = {".c", ".h", ".def", ".map", ".S", ".txt"}
 DEADLINE_S = 600

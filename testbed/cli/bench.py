@@ -1,0 +1,104 @@
+"""``testbed bench``: measurements of the testbed itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed.cli.options import Json, Output, complete_cards, format_of
+from testbed.cli.output import Format, emit, errors_as_exit_codes
+
+if TYPE_CHECKING:
+    from testbed.lab.bench.card import CardBench
+
+app = typer.Typer(
+    help="Measure the testbed itself: what calls cost, how true its time is.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def card(
+    profile: Annotated[
+        str,
+        typer.Option("--card", help="Which card is emulated.", autocompletion=complete_cards),
+    ] = "a100-80gb",
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, max=100, help="Starts of PyTorch that count.")
+    ] = 3,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", help="Length of the run that the card's time is judged by."),
+    ] = 10.0,
+    torch: Annotated[
+        bool, typer.Option("--torch/--no-torch", help="With what needs PyTorch.")
+    ] = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 where an aim is missed.")
+    ] = False,
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
+    """Measure launches, allocations, PyTorch's start and the card's time; needs no cluster."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab.bench.card import measure
+        from testbed.lab.progress import ConsoleProgress
+
+        found = measure(
+            ConsoleProgress(), profile=profile, repeat=repeat, seconds=seconds, with_torch=torch
+        )
+        emit(document(found), table(found), chosen)
+        if check and not found.held:
+            raise typer.Exit(1)
+
+
+def document(bench: CardBench) -> dict[str, Any]:
+    """Return what ``-o json`` prints: the medians by key, then where they come from."""
+    return {
+        **{figure.key: figure.value for figure in bench.figures},
+        "figures": [
+            {
+                "key": figure.key,
+                "text": figure.text,
+                "aim": figure.aim,
+                "held": figure.held,
+                "spread": figure.spread,
+                "reason": figure.reason,
+            }
+            for figure in bench.figures
+        ],
+        "alloc_free_us_by_bytes": {str(k): v for k, v in bench.allocations.items()},
+        "card": bench.profile,
+        "held": bench.held,
+        "environment": bench.environment,
+    }
+
+
+def table(bench: CardBench) -> str:
+    """Return the measurements for people."""
+    from testbed.lab.report.table import columns
+
+    rows = []
+    for figure in bench.figures:
+        mark = {True: "✓", False: "✗", None: "-"}[figure.held]
+        unit = figure.key.rpartition("_")[2].replace("us", "µs").replace("pct", "%")
+        if figure.spread is None:
+            rows.append((mark, figure.text, "-", f"{figure.aim:g} {unit}", figure.reason))
+            continue
+        found = figure.spread
+        between = f"{found.low:.2f} to {found.high:.2f} of {found.repeats}"
+        if found.repeats == 1:
+            between = ""
+        rows.append(
+            (mark, figure.text, f"{found.median:.2f} {unit}", f"{figure.aim:g} {unit}", between)
+        )
+    where = bench.environment
+    lines = [
+        columns(("", "FIGURE", "MEDIAN", "AIM", "SPREAD"), rows),
+        f"{bench.profile} on {where.cpu}, {where.cores} cores, load {where.load_before:.1f}",
+    ]
+    if where.busy:
+        lines.append("other processes were busy meanwhile: quiet the machine for true figures")
+    return "\n".join(lines)

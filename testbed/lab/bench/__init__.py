@@ -1,0 +1,1 @@
+"""Benchmarks: what they measure, each figure with its spread, and where it was measured."""
