@@ -58,16 +58,24 @@ class HealthWatch:
         if not nvml.watch_errors():
             _log.warning("the driver tells no XID errors: only its silence is noticed")
 
-    def events(self, policy: XidPolicy) -> None:
-        """Take the XIDs that came since the last time."""
+    def events(self, policy: XidPolicy) -> bool:
+        """Take the XIDs that came since the last time.
+
+        Returns:
+            Whether the cards should be looked at now: one that is lost and reset between
+            two looks would never have been seen away.
+        """
+        came = False
         for source, xid in self._nvml.errors():
             # The driver could not say which card it was: any may be it.
             for uuid in self._cards if source is None else (source,):
                 health, action = after_xid(self._health, uuid, xid, policy)
                 self.xids[uuid, xid, action] += 1
+                came = True
                 level = logging.ERROR if action == "unhealthy" else logging.WARNING
                 _log.log(level, "card %s: XID %d, by the policy %s", uuid, xid, action)
                 self._set(health)
+        return came
 
     def look(self, now: float) -> None:
         """Ask the driver for every card.

@@ -166,8 +166,7 @@ class Plugin:
 
     def _tick(self, now: float) -> None:
         self._settings.poll()
-        self._health.events(self._policy())
-        if now >= self._due["health"]:
+        if self._health.events(self._policy()) or now >= self._due["health"]:
             self._health.look(now)
             self._due["health"] = now + HEALTH_S
         self._inventory.set(self._cards())
