@@ -15,6 +15,7 @@ MS = 1_000_000
 IMAGE = "b'VGPU-EMULATED-KERNELS 1\\nlast spin\\nwork work\\n'"
 #: Names for the code in a worker: kernels of known length, and the time between events.
 SETUP = f"""
+    context_ = call('cuCtxGetCurrent')
     module = call('cuModuleLoadData', {IMAGE})
     last, work = (call('cuModuleGetFunction', module, n) for n in (b'last', b'work'))
 
@@ -74,13 +75,265 @@ def test_synchronising_waits(timed: Worker) -> None:
     assert timed("error('cuStreamQuery', 0)") == "CUDA_SUCCESS"
 
 
-def test_two_processes_share(emulation: Emulation) -> None:
+KERNELS_NS = (5_000, 1_000_000, 200_000_000)
+#: Keeps the queue full from a thread of its own until `stop` is set.
+FLOOD = """
+    import threading
+    stop = threading.Event()
+
+    def flood(ns):
+        call('cuCtxSetCurrent', context_)
+        while not stop.is_set():
+            spin(ns)
+
+    thread = threading.Thread(target=flood, args=({ns},), daemon=True)
+    thread.start()
+"""
+
+
+def granted(emulation: Emulation, seconds: float) -> list[float]:
+    """Shares of device time of the processes over a while, by slot."""
+    before, began = emulation.state(), time.monotonic()
+    time.sleep(seconds)
+    after, ended = emulation.state(), time.monotonic()
+    return [
+        (b.busy_ns - a.busy_ns) / (ended - began) / 1e9
+        for a, b in zip(before.slots, after.slots, strict=True)
+    ]
+
+
+def test_flat_out_processes_get_equal_shares(emulation: Emulation) -> None:
+    workers = [start(emulation) for _ in KERNELS_NS]
+    for worker, ns in zip(workers, KERNELS_NS, strict=True):
+        count = min(1000, 3_000_000_000 // ns)
+        worker(f"[spin({ns}) for _ in range({count})]")
+        if ns * count < 1_000_000_000:
+            worker(FLOOD.format(ns=ns))
+    shares = granted(emulation, 1.5)
+    workers[0]("stop.set()")
+    description = emulation.state().description
+    slice_ns = description.time_slice_us * 1000
+    expected = slice_ns / (slice_ns + description.switch_ns) / 3
+    # The one with 5 us kernels depends on being scheduled by the host now and then.
+    assert shares[1:] == pytest.approx([expected] * 2, rel=0.1)
+    assert shares[0] > 0.6 * expected
+    assert sum(shares) <= 1.0
+    for worker in workers:
+        worker.kill()
+
+
+def test_little_work_is_not_behind_a_queue(emulation: Emulation) -> None:
+    hog, small = start(emulation), start(emulation)
+    hog("[spin(50_000_000) for _ in range(100)]")
+    small("""
+        times = []
+        for _ in range(20):
+            spin(1000); a = event(); spin(100_000); b = event()
+            call('cuStreamSynchronize', 0)
+            times.append(between(a, b))
+    """)
+    description = emulation.state().description
+    turn_ms = description.time_slice_us / 1000 + 2 * description.switch_ns / 1e6
+    # Its own time, and at most one turn of the other in between.
+    assert small("max(times)") <= 0.1 + turn_ms + 0.01
+    assert small("min(times)") >= 0.0999
+    hog.kill()
+
+
+def test_a_killed_neighbour_leaves_at_once(emulation: Emulation) -> None:
+    hog, other = start(emulation), start(emulation)
+    hog("[spin(100_000_000) for _ in range(1000)]")
+    other("spin(1_000_000); call('cuStreamSynchronize', 0)")
+    hog.kill()
+    other("""
+        import time
+        time.sleep(0.05)  # longer than a process counts as alive that nobody looked at
+        a = event(); spin(300_000_000); b = event()
+        call('cuStreamSynchronize', 0)
+    """)
+    assert other("between(a, b)") == pytest.approx(300, abs=25)
+
+
+def test_newcomers_stretch_what_is_queued(emulation: Emulation) -> None:
     first, second = start(emulation), start(emulation)
-    for worker in (first, second):
-        worker("[spin(1_000_000) for _ in range(1000)]")
-    before = busy(emulation)
-    time.sleep(0.5)
-    gained = [b - a for a, b in zip(before, busy(emulation), strict=True)]
-    assert gained[0] == pytest.approx(gained[1], rel=0.05)
-    for worker in (first, second):
-        worker("call('cuCtxSynchronize')")
+    first("a = event(); spin(300_000_000); b = event()")
+    second("spin(2_000_000_000)")
+    first("call('cuStreamSynchronize', 0)")
+    assert 500 < first("between(a, b)") < 720
+    second.kill()
+
+
+def test_time_passes_without_anybody_looking(timed: Worker) -> None:
+    timed("""
+        import time
+        s, t = call('cuStreamCreate', 1), call('cuStreamCreate', 1)
+        pinned, p = call('cuMemHostAlloc', 24 * MIB, 0), call('cuMemAlloc', 24 * MIB)
+        call('cuMemcpyHtoDAsync', p, pinned, 24 * MIB, s)
+        spin(1_000_000, s)
+        a = event(s)
+        spin(300_000_000, s)  # while the host moves the bytes, which takes it longer
+        call('cuMemcpyHtoDAsync', p, pinned, 24 * MIB, s)
+        b = event(s)
+        call('cuStreamWaitEvent', t, b, 0)
+        spin(5_000_000, t)
+        c = event(t)
+        time.sleep(0.5)
+    """)
+    copy_ms = 24 * (1 << 20) / 24e9 * 1e3 + 0.002
+    assert timed("between(a, b)") == pytest.approx(300 + copy_ms, abs=0.001)
+    assert timed("between(b, c)") == pytest.approx(5, abs=0.001)
+
+
+def test_a_queue_is_full_at_some_point(timed: Worker) -> None:
+    timed("""
+        import time
+        s = call('cuStreamCreate', 1)
+        spin(200_000_000, s)
+        start = time.monotonic()
+        for _ in range(1021): spin(1, s)
+        free = time.monotonic() - start
+        spin(1, s)
+        full = time.monotonic() - start
+    """)
+    assert timed("free") < 0.2 <= timed("full") + 0.01
+
+
+def test_default_stream_is_a_barrier(timed: Worker) -> None:
+    timed("""
+        s, free = call('cuStreamCreate', 0), call('cuStreamCreate', 1)
+        spin(1_000_000, s)
+        a = event(s)
+        spin(10_000_000, s)
+        b = event(0)      # behind what the blocking stream has
+        c = event(free)   # behind nothing
+        spin(10_000_000, 0)
+        d = event(s)      # behind the default stream
+        call('cuCtxSynchronize')
+    """)
+    assert timed("between(a, b)") == pytest.approx(10, abs=0.001)
+    assert timed("between(a, c)") < 10
+    assert timed("between(b, d)") == pytest.approx(10, abs=0.001)
+
+
+def test_priorities(timed: Worker) -> None:
+    timed("""
+        low = call('cuStreamCreateWithPriority', 1, 0)
+        high = call('cuStreamCreateWithPriority', 1, -5)
+        work_ = lambda s: call('cuLaunchKernel', work, 100000, 1, 1, 1024, 1, 1, 0, s,
+                               ((0, 20_000_000_000, 0),
+                                (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)), 0)
+        a = event(low)
+        for _ in range(10): work_(low)
+        work_(high)
+        h, l = event(high), event(low)
+        call('cuCtxSynchronize')
+    """)
+    assert timed("between(a, h)") < 1.8 * 11.3
+    assert timed("between(a, l)") == pytest.approx(11 * 11.3, rel=0.05)
+
+
+def test_work_takes_what_it_says(timed: Worker) -> None:
+    timed("""
+        def launch(*parameters):
+            kinds = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32
+            spin(100_000)
+            a = event()
+            call('cuLaunchKernel', work, 8, 8, 8, 128, 1, 1, 0, 0, (parameters, kinds), 0)
+            b = event()
+            call('cuStreamSynchronize', 0)
+            return between(a, b)
+    """)
+    overhead = 0.002
+    for precision, flops in enumerate((19.5e12, 156e12, 312e12, 9.7e12, 624e12)):
+        assert timed(f"launch({10**12}, 0, {precision})") == pytest.approx(
+            1e15 / flops + overhead, abs=0.001
+        )
+    assert timed("launch(1, 2_039_000_000 * 87 // 100, 0)") == pytest.approx(1.002, abs=0.001)
+
+
+def test_torch_sleep(timed: Worker) -> None:
+    timed("""
+        other = call('cuModuleLoadData', b'an image')
+        sleep = call('cuModuleGetFunction', other, b'_ZN2at4cuda11spin_kernelEl')
+        spin(100_000)
+        a = event()
+        parameters = (14_100_000,), (ctypes.c_int64,)
+        call('cuLaunchKernel', sleep, 1, 1, 1, 1, 1, 1, 0, 0, parameters, 0)
+        b = event()
+        call('cuStreamSynchronize', 0)
+    """)
+    assert timed("between(a, b)") == pytest.approx(10.0, abs=0.001)
+
+
+def test_images_of_our_own(timed: Worker) -> None:
+    assert timed("error('cuModuleGetFunction', module, b'no')") == "CUDA_ERROR_NOT_FOUND"
+    for bad in (b"k\n", b"k what\n", b" spin\n"):
+        image = b"VGPU-EMULATED-KERNELS 1\n" + bad
+        assert timed(f"error('cuModuleLoadData', {image!r})") == "CUDA_ERROR_INVALID_IMAGE"
+
+
+def test_copies_have_engines_of_their_own(timed: Worker) -> None:
+    timed("""
+        s, t = call('cuStreamCreate', 1), call('cuStreamCreate', 1)
+        pinned, p = call('cuMemHostAlloc', 48 * MIB, 0), call('cuMemAlloc', 48 * MIB)
+        a = event(s)
+        spin(30_000_000, t)
+        call('cuMemcpyHtoDAsync', p, pinned, 48 * MIB, s)
+        b, c = event(s), event(t)
+        call('cuCtxSynchronize')
+    """)
+    assert timed("between(a, b)") < timed("between(a, c)")
+    assert timed("between(a, b)") >= 48 * (1 << 20) / 24e9 * 1e3
+
+
+def test_pageable_memory_is_ready_when_the_call_returns(timed: Worker) -> None:
+    timed("""
+        import time
+        p, data = call('cuMemAlloc', MIB), bytearray(MIB)
+        start = time.monotonic()
+        spin(50_000_000)
+        call('cuMemcpyDtoHAsync', data, p, MIB, 0)
+        waited = time.monotonic() - start
+    """)
+    assert timed("waited") >= 0.05
+
+
+def test_cooperative_launches(timed: Worker) -> None:
+    launch = "error('cuLaunchCooperativeKernel', last, {}, 1, 1, 1024, 1, 1, 0, 0, p)"
+    timed("p = ((1000,), (ctypes.c_uint64,))")
+    assert timed(launch.format(2 * 108)) == "CUDA_SUCCESS"
+    assert timed(launch.format(2 * 108 + 1)) == "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"
+
+
+def test_busy_time_and_nvml(timed: Worker, emulation: Emulation) -> None:
+    timed("""
+        import os, time
+        import pynvml as n
+        n.nvmlInit()
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        try:
+            idle = n.nvmlDeviceGetProcessUtilization(h, 0)
+        except n.NVMLError_NotFound:
+            idle = None
+        began = time.time()
+        for _ in range(100):  # 40 % of the time
+            spin(4_000_000); time.sleep(0.01); call('cuStreamSynchronize', 0)
+        wall = time.time() - began
+        samples = n.nvmlDeviceGetProcessUtilization(h, 0)
+        seen = [s.timeStamp for s in samples]
+        try:
+            again = n.nvmlDeviceGetProcessUtilization(h, seen[0])
+        except n.NVMLError_NotFound:
+            again = None
+        rates = n.nvmlDeviceGetUtilizationRates(h).gpu
+        period = [s.sampleValue.uiVal for s in n.nvmlDeviceGetSamples(h, 0 + 1, 0)[1]]
+    """)
+    assert timed("idle") is None
+    used = 100 * 0.4 / timed("wall")
+    assert busy(emulation) == [pytest.approx(400 * MS, abs=MS)]
+    assert timed("[s.pid for s in samples] == [os.getpid()]")
+    # One period of a busy machine: far from exact, but of the right size.
+    assert used * 0.4 < timed("samples[0].smUtil") < min(100, used * 2.5)
+    assert used * 0.4 < timed("rates") < min(100, used * 2.5)
+    assert timed("began < seen[0] / 1e6 < time.time()")
+    assert timed("len(period)") >= 2
