@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from testbed.cli.bench import app as bench
+from testbed.cli.bench_cluster import cluster as bench_cluster
 from testbed.cli.bundle import bundle
 from testbed.cli.card import app as card
 from testbed.cli.cases import list_cases
@@ -45,6 +46,7 @@ app.command(rich_help_panel=_LOOK)(logs)
 app.command(rich_help_panel=_LOOK)(bundle)
 
 app.add_typer(card, name="card", rich_help_panel=_MACHINE)
+bench.command(name="cluster")(bench_cluster)
 app.add_typer(bench, name="bench", rich_help_panel=_MACHINE)
 app.command(rich_help_panel=_MACHINE)(doctor)
 app.command(rich_help_panel=_MACHINE)(prepare)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from testbed.errors import InputError
+from testbed.errors import InputError, known_hint
 from testbed.lab.cluster.protocol import Cluster
 
 PROVIDERS = ("process",)
+#: Kinds that the design has and this version has not.
+_LATER = ("kind", "existing")
 
 
 def provider(kind: str, name: str = "vgpu") -> Cluster:
@@ -19,6 +21,11 @@ def provider(kind: str, name: str = "vgpu") -> Cluster:
         from testbed.lab.cluster.process import ProcessCluster
 
         return ProcessCluster(name)
+    if kind in _LATER:
+        raise InputError(
+            f"clusters of the kind {kind!r} are not in this version",
+            hint="use --provider " + " or ".join(PROVIDERS),
+        )
     raise InputError(
-        f"there is no kind of cluster called {kind!r}", hint="one of: " + ", ".join(PROVIDERS)
+        f"there is no kind of cluster called {kind!r}", hint=known_hint(kind, PROVIDERS)
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.card.spec import CardSpec
+from testbed.errors import InputError
 from testbed.lab import testbed as module
 from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus
 from testbed.lab.images.model import Image
@@ -114,3 +115,16 @@ def test_a_broken_testbed_comes_back_as_it_was(world):
     found.cluster.state = "broken"
     found.ensure(asked, QUIET)
     assert found.cluster.asked[1][0] == asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("kind", "not in this version"),
+        ("existing", "not in this version"),
+        ("proces", "mean process"),
+    ],
+)
+def test_kinds_of_clusters_that_there_are_not(kind, why):
+    with pytest.raises(InputError, match=why):
+        Testbed("t", kind)

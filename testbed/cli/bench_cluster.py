@@ -1,0 +1,110 @@
+"""``testbed bench cluster``: how long clusters take to come and to go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from testbed.cli.options import (
+    CARDS_HELP,
+    DEFAULT_CARDS,
+    Json,
+    Nodes,
+    Output,
+    Provider,
+    complete_cards,
+    format_of,
+)
+from testbed.cli.output import Format, emit, errors_as_exit_codes
+
+if TYPE_CHECKING:
+    from testbed.lab.bench.cluster import ClusterBench
+
+
+def cluster(
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, max=100, help="How often; medians count.")
+    ] = 3,
+    provider: Provider = "process",
+    cards: Annotated[
+        str, typer.Option("--cards", help=CARDS_HELP, autocompletion=complete_cards)
+    ] = DEFAULT_CARDS,
+    nodes: Nodes = None,
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the testbed it brings up.")
+    ] = "bench",
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 where an aim is missed.")
+    ] = False,
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
+    """Measure how long a cluster takes to be ready, to run a first pod, and to be gone."""
+    chosen = format_of(output, as_json)
+    with errors_as_exit_codes(chosen):
+        from testbed.lab.bench.cluster import measure
+        from testbed.lab.progress import ConsoleProgress
+        from testbed.lab.testbed import checked_name, cluster_spec
+
+        found = measure(
+            ConsoleProgress(),
+            name=checked_name(name),
+            provider=provider,
+            spec=cluster_spec(cards, nodes),
+            repeat=repeat,
+        )
+        emit(document(found), table(found), chosen)
+        if check and not found.held:
+            raise typer.Exit(1)
+
+
+def document(bench: ClusterBench) -> dict[str, Any]:
+    """Return what ``-o json`` prints: the medians by provider and key, then their spread."""
+    return {
+        bench.provider: {
+            **{figure.key: figure.value for figure in bench.figures},
+            "nodes": bench.nodes,
+            "figures": [
+                {
+                    "key": figure.key,
+                    "text": figure.text,
+                    "aim": figure.aim,
+                    "held": figure.held,
+                    "spread": figure.spread,
+                }
+                for figure in bench.figures
+            ],
+        },
+        "held": bench.held,
+        "environment": bench.environment,
+    }
+
+
+def table(bench: ClusterBench) -> str:
+    """Return the measurements for people."""
+    from testbed.lab.report.table import columns
+
+    rows = []
+    for figure in bench.figures:
+        assert figure.spread is not None
+        between = f"{figure.spread.low:.1f} to {figure.spread.high:.1f} of {figure.spread.repeats}"
+        rows.append(
+            (
+                {True: "✓", False: "✗", None: " "}[figure.held],
+                figure.text,
+                f"{figure.spread.median:.1f} s",
+                "-" if figure.aim is None else f"{figure.aim:g} s",
+                between if figure.spread.repeats > 1 else "",
+            )
+        )
+    where = bench.environment
+    count = "1 node" if bench.nodes == 1 else f"{bench.nodes} nodes"
+    lines = [
+        columns(("", "FIGURE", "MEDIAN", "AIM", "SPREAD"), rows),
+        f"{bench.provider}, {count}, on {where.cpu}, {where.cores} cores, "
+        f"load {where.load_before:.1f}",
+    ]
+    if where.busy:
+        lines.append("other processes were busy meanwhile: quiet the machine for true figures")
+    return "\n".join(lines)
