@@ -17,6 +17,7 @@ from testbed.cli.logs import logs
 from testbed.cli.report import report
 from testbed.cli.run import run
 from testbed.cli.stack import deploy, prepare, render
+from testbed.cli.top import top
 from testbed.cli.version import version
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command(rich_help_panel=_TESTBED)(render)
 app.command(rich_help_panel=_TESTBED)(kubeconfig)
 app.command(rich_help_panel=_TESTBED, context_settings=CONTEXT)(kubectl)
 
+app.command(rich_help_panel=_LOOK)(top)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(logs)
 app.command(rich_help_panel=_LOOK)(bundle)

@@ -192,6 +192,7 @@ def _card(
         "name": device.name,
         "index": device.index,
         "memory_bytes": device.memory_bytes,
+        "used_bytes": reading.used_bytes if reading and not reading.error else None,
         "utilization_pct": reading.utilization_pct if reading else None,
         "process_samples": process_samples.get(device.uuid, False),
         "clock": book.clock if book else None,

@@ -159,6 +159,7 @@ def test_samples_and_since(monitor: Running) -> None:
             "name": "NVIDIA A100",
             "index": 0,
             "memory_bytes": 1 << 30,
+            "used_bytes": 0,
             "utilization_pct": None,
             "process_samples": True,
             "clock": "slices",

@@ -101,7 +101,7 @@ def test_answer_is_the_contract() -> None:
         node="n1",
         source="emulated",
         devices=[Device(uuid="GPU-a", index=0, name="NVIDIA A100", memory_bytes=85899345920)],
-        readings={"GPU-a": CardReading(uuid="GPU-a", utilization_pct=93)},
+        readings={"GPU-a": CardReading(uuid="GPU-a", used_bytes=77, utilization_pct=93)},
         books={"GPU-a": CardBook(clock="sharing", lapped=4, budget_hits=2, busy_ns={})},
         process_samples={"GPU-a": True},
         now=now,
@@ -118,6 +118,7 @@ def test_answer_is_the_contract() -> None:
                 "name": "NVIDIA A100",
                 "index": 0,
                 "memory_bytes": 85899345920,
+                "used_bytes": 77,
                 "utilization_pct": 93,
                 "process_samples": True,
                 "clock": "sharing",
@@ -157,4 +158,5 @@ def test_answer_tells_a_card_that_cannot_be_read() -> None:
     (card,) = document["cards"]  # type: ignore[misc]
     assert card["error"] == "GPU is lost"
     assert (card["clock"], card["lapped"], card["utilization_pct"]) == (None, None, None)
+    assert card["used_bytes"] is None
     assert "budget_hits" not in card, "hardware has none"

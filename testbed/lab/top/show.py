@@ -1,0 +1,222 @@
+"""A look at a testbed, as a terminal shows it. Pure: a view in, something to print out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from testbed.lab.report.table import columns
+from testbed.lab.top.model import CardRow, ContainerRow, Node, View
+from testbed.units import GIB, MIB
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_WIDE = 110
+_BAR = 12
+
+_NODES = ("NODE", "STATUS", "CARDS", "PODS", "MEMORY")
+_CARDS = ("NODE", "CARD", "MODEL", "UTIL", "MEMORY", "PODS", "PROMISED", "FLAGS")
+_CONTAINERS = (
+    *("NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "MEMORY", "COMPUTE", "WAITS", "FLAGS"),
+)
+_PENDING = ("NAMESPACE", "POD", "WAITS SINCE", "WHY")
+
+
+def text(look: View) -> str:
+    """Return plain tables without colour, for a pipe or a file."""
+    parts = [columns(_NODES, [_node(row) for row in look.nodes])]
+    parts.append(columns(_CARDS, [_card(row) for row in look.cards]))
+    if look.containers:
+        parts.append(columns(_CONTAINERS, [_container(row) for row in look.containers]))
+    else:
+        parts.append("no container uses a card")
+    if look.pending:
+        parts.append(columns(_PENDING, _pending(look)))
+    parts += [f"problem: {problem}" for problem in look.problems]
+    return "\n\n".join(parts)
+
+
+def frame(look: View, *, width: int, title: str = "", problem: str = "") -> RenderableType:
+    """Return what a terminal of a width shows, bars where there is room.
+
+    Args:
+        look: What to show.
+        width: Columns of the terminal.
+        title: The first line.
+        problem: Why the look is not fresh.
+    """
+    wide = width >= _WIDE
+    parts: list[RenderableType] = []
+    if title:
+        parts.append(Text(title, style="bold"))
+    if problem:
+        parts.append(Text(problem, style="bold red"))
+    parts.append(_table(_NODES, (_coloured(_node(row), _node_style(row)) for row in look.nodes)))
+    parts.append(_table(_CARDS, (_card_cells(row, wide=wide) for row in look.cards)))
+    if look.containers:
+        rows = (_container_cells(row, wide=wide) for row in look.containers)
+        parts.append(_table(_CONTAINERS, rows))
+    else:
+        parts.append(Text("no container uses a card", style="dim"))
+    if look.pending:
+        parts.append(_table(_PENDING, (_coloured(row, "yellow") for row in _pending(look))))
+    parts += [Text(f"problem: {each}", style="red") for each in look.problems]
+    spaced: list[RenderableType] = []
+    for part in parts:
+        spaced += [part, Text("")] if isinstance(part, Table) else [part]
+    return Group(*spaced)
+
+
+def bar(part: float, *, mark: float | None = None, cells: int = _BAR) -> str:
+    """Return a bar of a fraction of the whole, with a mark where the limit is.
+
+    Args:
+        part: 0 to 1; more is shown as full.
+        mark: A limit between 0 and 1, None or 1 without one.
+        cells: Characters.
+    """
+    eighths = round(max(0.0, min(1.0, part)) * cells * 8)
+    # Something is not nothing, however little.
+    if part > 0 and eighths == 0:
+        eighths = 1
+    full, rest = divmod(eighths, 8)
+    drawn = list("█" * full + (_EIGHTHS[rest] if rest else ""))
+    drawn += [" "] * (cells - len(drawn))
+    if mark is not None and 0 < mark < 1:
+        at = min(cells - 1, round(mark * cells))
+        if drawn[at] == " ":
+            drawn[at] = "│"
+    return "".join(drawn)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in header:
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _coloured(cells: Sequence[str], style: str) -> list[Text]:
+    return [Text(cell, style=style if position < 2 else "") for position, cell in enumerate(cells)]
+
+
+# --- nodes --------------------------------------------------------------------------
+
+
+def _node(row: Node) -> tuple[str, ...]:
+    status = "Ready" if row.ready else "NotReady"
+    cards = str(row.cards) if row.healthy == row.cards else f"{row.healthy} of {row.cards} healthy"
+    used = "-" if row.problem else f"{_gib(row.used_bytes)} of {_gib(row.memory_bytes)}"
+    return (row.name, status, cards, str(row.pods), used)
+
+
+def _node_style(row: Node) -> str:
+    return "" if row.ready and row.healthy == row.cards else "red"
+
+
+# --- cards --------------------------------------------------------------------------
+
+
+def _card(row: CardRow) -> tuple[str, ...]:
+    return (
+        row.node,
+        str(row.index),
+        row.model,
+        "-" if row.utilization_pct is None else f"{row.utilization_pct:.0f} %",
+        _of(row.used_bytes, row.memory_bytes),
+        str(row.pods),
+        f"{_gib(row.promised_mib * MIB)}, {row.promised_pct} %",
+        ", ".join(row.flags) or "-",
+    )
+
+
+def _card_cells(row: CardRow, *, wide: bool) -> list[Text]:
+    cells = [Text(cell) for cell in _card(row)]
+    if wide and row.utilization_pct is not None:
+        busy = row.utilization_pct / 100
+        cells[3] = _barred(busy, cells[3].plain, "green", width=5)
+    if wide and row.used_bytes is not None and row.memory_bytes:
+        full = row.used_bytes / row.memory_bytes
+        cells[4] = _barred(full, cells[4].plain, "cyan", width=22)
+    if row.flags:
+        cells[7].stylize("yellow")
+    return cells
+
+
+# --- containers ---------------------------------------------------------------------
+
+
+def _container(row: ContainerRow) -> tuple[str, ...]:
+    return (
+        row.namespace,
+        row.pod,
+        row.container,
+        row.node,
+        str(row.card) if row.card >= 0 else "?",
+        _of(row.bytes, row.asked_bytes),
+        _compute(row),
+        _waits(row),
+        ", ".join(row.flags) or "-",
+    )
+
+
+def _container_cells(row: ContainerRow, *, wide: bool) -> list[Text]:
+    cells = [Text(cell) for cell in _container(row)]
+    if wide and row.asked_bytes:
+        full = row.bytes / row.asked_bytes
+        cells[5] = _barred(full, cells[5].plain, "red" if full > 1 else "cyan", width=22)
+    if wide and row.share_pct is not None:
+        limit = row.asked_pct / 100 if row.asked_pct else None
+        # Two points are the tolerance of the checks; more than that is over the limit.
+        over = limit is not None and row.share_pct / 100 > limit + 0.02
+        colour = "red" if over else "green"
+        cells[6] = _barred(row.share_pct / 100, cells[6].plain, colour, mark=limit, width=18)
+    if row.flags:
+        serious = any(flag.startswith(("unenforced", "degraded")) for flag in row.flags)
+        cells[8].stylize("red" if serious else "yellow")
+    return cells
+
+
+def _compute(row: ContainerRow) -> str:
+    got = "-" if row.share_pct is None else f"{row.share_pct:.1f} %"
+    return f"{got} of {row.asked_pct} %" if row.asked_pct else f"{got}, no limit"
+
+
+def _waits(row: ContainerRow) -> str:
+    if row.waited is None:
+        return "-"
+    if row.waited > 1:
+        return f"{row.waited:.1f} launches ({row.waits_for})"
+    told = f"{100 * row.waited:.0f} %"
+    return f"{told} ({row.waits_for})" if row.waits_for else told
+
+
+def _pending(look: View) -> list[tuple[str, ...]]:
+    return [
+        (each.namespace, each.pod, each.since, f"testbed explain {each.namespace}/{each.pod}")
+        for each in look.pending
+    ]
+
+
+# --- figures ------------------------------------------------------------------------
+
+
+def _barred(
+    part: float, figure: str, colour: str, *, width: int, mark: float | None = None
+) -> Text:
+    drawn = Text(bar(part, mark=mark), style=f"{colour} on grey15")
+    return Text.assemble(drawn, " ", figure.rjust(width))
+
+
+def _of(used: int | None, whole: int) -> str:
+    return f"{'-' if used is None else _gib(used)} of {_gib(whole)}"
+
+
+def _gib(count: int) -> str:
+    if count and count < GIB / 10:
+        return f"{count / MIB:.0f} MiB"
+    return f"{count / GIB:.1f}".removesuffix(".0") + " GiB"
