@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -14,13 +15,15 @@ from testbed.units import GIB, MIB
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _WIDE = 110
-_BAR = 12
+_NARROW = 100
+_BAR = 10
+
+#: Widest that columns of names get, so that figures keep their place.
+_SOFT = {"NAMESPACE": 20, "POD": 40, "CONTAINER": 20, "MODEL": 30, "FLAGS": 40}
 
 _NODES = ("NODE", "STATUS", "CARDS", "PODS", "MEMORY")
 _CARDS = ("NODE", "CARD", "MODEL", "UTIL", "MEMORY", "PODS", "PROMISED", "FLAGS")
-_CONTAINERS = (
-    *("NAMESPACE", "POD", "CONTAINER", "NODE", "CARD", "MEMORY", "COMPUTE", "WAITS", "FLAGS"),
-)
+_CONTAINERS = ("NAMESPACE", "POD", "CONTAINER", "CARD", "MEMORY", "COMPUTE", "WAITS", "FLAGS")
 _PENDING = ("NAMESPACE", "POD", "WAITS SINCE", "WHY")
 
 
@@ -56,8 +59,16 @@ def frame(look: View, *, width: int, title: str = "", problem: str = "") -> Rend
     parts.append(_table(_NODES, (_coloured(_node(row), _node_style(row)) for row in look.nodes)))
     parts.append(_table(_CARDS, (_card_cells(row, wide=wide) for row in look.cards)))
     if look.containers:
-        rows = (_container_cells(row, wide=wide) for row in look.containers)
-        parts.append(_table(_CONTAINERS, rows))
+        header, cells = _CONTAINERS, [_container_cells(r, wide=wide) for r in look.containers]
+        if width < _NARROW:
+            # The container's name goes into the pod's cell where the pod has several.
+            header = (*header[:2], *header[3:])
+            several = _several(look.containers)
+            for row, each in zip(look.containers, cells, strict=True):
+                name = each.pop(2)
+                if (row.namespace, row.pod) in several:
+                    each[1] = Text.assemble(each[1], "/", name)
+        parts.append(_table(header, cells))
     else:
         parts.append(Text("no container uses a card", style="dim"))
     if look.pending:
@@ -94,7 +105,15 @@ def bar(part: float, *, mark: float | None = None, cells: int = _BAR) -> str:
 def _table(header: Sequence[str], rows: Iterable[Sequence[Text]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in header:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
+        # Figures are shown whole; what must give way is long names and flags.
+        soft = name in _SOFT
+        table.add_column(
+            name,
+            no_wrap=name != "FLAGS",
+            overflow="fold" if name == "FLAGS" else "ellipsis",
+            min_width=len(name) if name == "FLAGS" or not soft else None,
+            max_width=_SOFT.get(name),
+        )
     for row in rows:
         table.add_row(*row)
     return table
@@ -110,7 +129,7 @@ def _coloured(cells: Sequence[str], style: str) -> list[Text]:
 def _node(row: Node) -> tuple[str, ...]:
     status = "Ready" if row.ready else "NotReady"
     cards = str(row.cards) if row.healthy == row.cards else f"{row.healthy} of {row.cards} healthy"
-    used = "-" if row.problem else f"{_gib(row.used_bytes)} of {_gib(row.memory_bytes)}"
+    used = _of(None if row.problem else row.used_bytes, row.memory_bytes)
     return (row.name, status, cards, str(row.pods), used)
 
 
@@ -129,7 +148,7 @@ def _card(row: CardRow) -> tuple[str, ...]:
         "-" if row.utilization_pct is None else f"{row.utilization_pct:.0f} %",
         _of(row.used_bytes, row.memory_bytes),
         str(row.pods),
-        f"{_gib(row.promised_mib * MIB)}, {row.promised_pct} %",
+        f"{_of(row.promised_mib * MIB, row.mem_mib * MIB)}, {row.promised_pct} %",
         ", ".join(row.flags) or "-",
     )
 
@@ -138,10 +157,10 @@ def _card_cells(row: CardRow, *, wide: bool) -> list[Text]:
     cells = [Text(cell) for cell in _card(row)]
     if wide and row.utilization_pct is not None:
         busy = row.utilization_pct / 100
-        cells[3] = _barred(busy, cells[3].plain, "green", width=5)
+        cells[3] = _barred(busy, cells[3].plain, "green")
     if wide and row.used_bytes is not None and row.memory_bytes:
         full = row.used_bytes / row.memory_bytes
-        cells[4] = _barred(full, cells[4].plain, "cyan", width=22)
+        cells[4] = _barred(full, cells[4].plain, "cyan")
     if row.flags:
         cells[7].stylize("yellow")
     return cells
@@ -155,8 +174,7 @@ def _container(row: ContainerRow) -> tuple[str, ...]:
         row.namespace,
         row.pod,
         row.container,
-        row.node,
-        str(row.card) if row.card >= 0 else "?",
+        f"{row.node}/{row.card if row.card >= 0 else '?'}",
         _of(row.bytes, row.asked_bytes),
         _compute(row),
         _waits(row),
@@ -168,31 +186,38 @@ def _container_cells(row: ContainerRow, *, wide: bool) -> list[Text]:
     cells = [Text(cell) for cell in _container(row)]
     if wide and row.asked_bytes:
         full = row.bytes / row.asked_bytes
-        cells[5] = _barred(full, cells[5].plain, "red" if full > 1 else "cyan", width=22)
+        cells[4] = _barred(full, cells[4].plain, "red" if full > 1 else "cyan")
     if wide and row.share_pct is not None:
         limit = row.asked_pct / 100 if row.asked_pct else None
         # Two points are the tolerance of the checks; more than that is over the limit.
         over = limit is not None and row.share_pct / 100 > limit + 0.02
         colour = "red" if over else "green"
-        cells[6] = _barred(row.share_pct / 100, cells[6].plain, colour, mark=limit, width=18)
+        cells[5] = _barred(row.share_pct / 100, cells[5].plain, colour, mark=limit)
     if row.flags:
         serious = any(flag.startswith(("unenforced", "degraded")) for flag in row.flags)
-        cells[8].stylize("red" if serious else "yellow")
+        cells[7].stylize("red" if serious else "yellow")
     return cells
 
 
+def _several(rows: Iterable[ContainerRow]) -> set[tuple[str, str]]:
+    """Return the pods of which more than one container is shown."""
+    seen = {(row.namespace, row.pod, row.container) for row in rows}
+    pods = Counter((namespace, pod) for namespace, pod, _ in seen)
+    return {pod for pod, count in pods.items() if count > 1}
+
+
 def _compute(row: ContainerRow) -> str:
-    got = "-" if row.share_pct is None else f"{row.share_pct:.1f} %"
-    return f"{got} of {row.asked_pct} %" if row.asked_pct else f"{got}, no limit"
+    got = "-" if row.share_pct is None else f"{row.share_pct:.1f}"
+    return f"{got} of {row.asked_pct} %" if row.asked_pct else f"{got} %, free"
 
 
 def _waits(row: ContainerRow) -> str:
     if row.waited is None:
         return "-"
     if row.waited > 1:
-        return f"{row.waited:.1f} launches ({row.waits_for})"
+        return f"{row.waited:.1f}x {row.waits_for}".strip()
     told = f"{100 * row.waited:.0f} %"
-    return f"{told} ({row.waits_for})" if row.waits_for else told
+    return f"{told} {row.waits_for}" if row.waits_for and row.waited else told
 
 
 def _pending(look: View) -> list[tuple[str, ...]]:
@@ -205,15 +230,18 @@ def _pending(look: View) -> list[tuple[str, ...]]:
 # --- figures ------------------------------------------------------------------------
 
 
-def _barred(
-    part: float, figure: str, colour: str, *, width: int, mark: float | None = None
-) -> Text:
+def _barred(part: float, figure: str, colour: str, *, mark: float | None = None) -> Text:
     drawn = Text(bar(part, mark=mark), style=f"{colour} on grey15")
-    return Text.assemble(drawn, " ", figure.rjust(width))
+    return Text.assemble(drawn, " ", figure)
 
 
 def _of(used: int | None, whole: int) -> str:
-    return f"{'-' if used is None else _gib(used)} of {_gib(whole)}"
+    """Return ``12 of 30 GiB``; the unit is said twice where the two differ."""
+    if used is None:
+        return f"- of {_gib(whole)}"
+    figure, unit = _gib(used).split()
+    same = _gib(whole).endswith(unit) or used == 0
+    return f"{figure if same else _gib(used)} of {_gib(whole)}"
 
 
 def _gib(count: int) -> str:

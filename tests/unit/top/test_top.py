@@ -195,7 +195,7 @@ def test_plain_text_is_kubectls_kind_of_table() -> None:
     lines = text(shown).splitlines()
     assert lines[0].split() == ["NODE", "STATUS", "CARDS", "PODS", "MEMORY"]
     row = next(line for line in lines if line.startswith("ns          p"))
-    for cell in ("12 GiB of 30 GiB", "29.9 % of 30 %", "70 % (budget)"):
+    for cell in ("12 of 30 GiB", "29.9 of 30 %", "70 % budget"):
         assert cell in row
     assert "testbed explain ns/w" in text(shown)
     assert "█" not in text(shown), "bars are for terminals"
@@ -209,6 +209,14 @@ def test_a_terminal_of_any_width_is_not_overrun(width: int) -> None:
     assert max(len(line) for line in out.splitlines()) <= width
     assert ("█" in out) == (width >= 110)
     assert "testbed vgpu" in out and "problem: x: y" in out and "9 s old" in out
+
+
+def test_a_narrow_terminal_still_shows_flags_and_tells_containers_apart() -> None:
+    entries = [container("p", flags=["degraded"]), container("p", container="side"), container("q")]
+    out = drawn(look(told(containers=entries)), 80)
+    assert "degraded" in out and "70 % budget" in out and "29.9 of 30 %" in out
+    assert "p/main" in out and "p/side" in out and "q/main" not in out
+    assert "CONTAINER" not in out and "CONTAINER" in drawn(look(told(containers=entries)), 100)
 
 
 def test_names_with_markup_are_shown_as_they_are() -> None:
@@ -225,7 +233,7 @@ def test_bars() -> None:
     assert bar(0.9, mark=0.5, cells=4)[2] == "█", "over the limit covers the mark"
     assert bar(0, mark=1, cells=4) == "    "
     for part in range(-5, 150):
-        assert len(bar(part / 100, mark=0.3)) == 12
+        assert len(bar(part / 100, mark=0.3)) == 10
 
 
 def test_one_json_document() -> None:
