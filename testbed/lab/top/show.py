@@ -59,10 +59,11 @@ def frame(look: View, *, width: int, title: str = "", problem: str = "") -> Rend
     parts.append(_table(_NODES, (_coloured(_node(row), _node_style(row)) for row in look.nodes)))
     parts.append(_table(_CARDS, (_card_cells(row, wide=wide) for row in look.cards)))
     if look.containers:
-        header, cells = _CONTAINERS, [_container_cells(r, wide=wide) for r in look.containers]
+        header: Sequence[str] = _CONTAINERS
+        cells = [_container_cells(row, wide=wide) for row in look.containers]
         if width < _NARROW:
             # The container's name goes into the pod's cell where the pod has several.
-            header = (*header[:2], *header[3:])
+            header = [*header[:2], *header[3:]]
             several = _several(look.containers)
             for row, each in zip(look.containers, cells, strict=True):
                 name = each.pop(2)
