@@ -65,7 +65,9 @@ class Card:
         self.tell(phase)
 
     def tell(self, phase: str) -> None:
-        """Say how many steps are done."""
+        """Say how many steps are done; the warm-up is no phase, and not told."""
+        if not phase:
+            return
         emit("steps", phase=phase, uuid=self.uuid, steps=self.steps)
 
     def _step(self) -> Any:
@@ -148,7 +150,7 @@ def main(parameters: dict[str, Any]) -> None:
             uuid=uuid,
         )
         cards.append(Card(torch, ordinal, uuid))
-    together(cards, "warm-up", for_seconds(0.3))
+    together(cards, "", for_seconds(0.3))
     for phase in parameters["phases"]:
         name, after = phase["name"], float(phase["seconds"])
         if phase["at_work"]:

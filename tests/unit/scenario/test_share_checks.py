@@ -63,7 +63,7 @@ def test_shares_that_hold_pass_and_each_control_fails(question):
     by_pod = {(c.pod, c.variant, c.control) for c in found.values() if c.name == "share_card"}
     assert by_pod == {
         ("a", "alone", "fail"),
-        ("a", "together", "any"),  # an even part, 48.75 %, is within 2 points of it
+        ("a", "together", "any"),  # an even part, 46.3 %, is too near to it
         ("b", "alone", "fail"),
         ("b", "together", "fail"),
         ("b", "after", "fail"),
@@ -74,7 +74,7 @@ def test_shares_that_hold_pass_and_each_control_fails(question):
     assert freed == {("a", "memory")}
     assert control.verdict == "pass", control.reason
     outcomes = {c.identity: c.verdict for c in control.checks if c.name.startswith("share")}
-    assert outcomes.pop(("share_card", "a", "together")) == "pass"
+    assert outcomes.pop(("share_card", "a", "together")) == "fail"  # by chance
     assert outcomes.pop(("share_work", "a", "together")) == "pass"
     assert set(outcomes.values()) == {"fail"}
     for check in found.values():
@@ -139,7 +139,7 @@ def test_a_control_in_which_a_share_holds_is_an_error(question):
     [
         ("alone", "a", 0, "had 0 %, where a card without a limiter gives 100 %"),
         ("alone", "a", 60, "had 60 %"),
-        ("together", "b", 80, "had 80 %, where a card without a limiter gives 49 %"),
+        ("together", "b", 80, "had 80 %, where a card without a limiter gives 46 %"),
         ("together", "b", 0, "had 0 %"),
         ("after", "b", 0, "had 0 %"),
         ("together", "a", 20, "had 20 %"),
@@ -150,7 +150,7 @@ def test_a_control_that_fails_for_another_reason_is_an_error(question, situation
     parameters = read(question, kill="a")
     even = {
         "alone": {"a": 100, "b": 100},
-        "together": {"a": 48.75, "b": 48.75},
+        "together": {"a": 46.3, "b": 46.3},
         "after": {"b": 100},
     }
     even[situation][pod] = pct
@@ -195,14 +195,14 @@ def test_a_workload_that_told_too_little_is_an_error(question, kind):
 @pytest.mark.parametrize(
     ("pods", "kind"),
     [
-        ({"a": {"gpumem": 30720, "gpucores": 30}, "b": {"gpumem": 30720, "gpucores": 70}}, 4.5),
+        ({"a": {"gpumem": 30720, "gpucores": 30}, "b": {"gpumem": 30720, "gpucores": 70}}, 9.4),
         (
             {
                 "a": {"gpumem": 20480, "gpucores": 20},
                 "b": {"gpumem": 20480, "gpucores": 30},
                 "c": {"gpumem": 20480, "gpucores": 50},
             },
-            4.5,
+            9.4,
         ),
     ],
 )
@@ -430,7 +430,7 @@ def test_on_hardware_utilisation_tells_with_its_own_tolerance(question, off, ver
 @pytest.mark.parametrize(
     ("pods", "values"),
     [
-        (PAIR, {"policy": "default"}),  # a would have 49 % of the card without the limiter
+        (PAIR, {"policy": "default"}),  # a would have 46 % of the card without the limiter
         ({"a": {"gpumem": 4096, "gpucores": 97}}, {}),
         (
             {n: {"gpumem": 4096, "gpucores": c} for n, c in (("a", 20), ("b", 30), ("c", 50))},
