@@ -1,4 +1,7 @@
-"""The example, whole: memory caps hold on two PyTorch pods, and fail without the library."""
+"""The example, whole: two PyTorch pods keep their memory caps and their shares of compute.
+
+Without the library they do not.
+"""
 
 from __future__ import annotations
 
@@ -46,23 +49,33 @@ def test_the_example_passes_and_its_control_fails(testbed, tmp_path):
     assert json.loads((tmp_path / "runs/latest/report.json").read_text()) == json.loads(done.stdout)
     [record] = report.cases
     assert report.verdict == record.verdict == "pass"
-    names = {check.name for check in record.checks}
-    assert names == {
+    assert {check.name for check in record.checks} == {
         "memory_cap",
         "card_bytes",
         "visible_size",
         "survives",
-        "annotations",
         "share_card",
+        "share_work",
+        "freed",
+        "annotations",
+        "placement",
     }
     for check in record.checks:
-        assert check.verdict == ("skipped" if check.name == "share_card" else "pass"), check
+        assert check.verdict == "pass", check
     assert record.control is not None and record.control.verdict == "pass"
     limits = [c for c in record.control.checks if c.name in ("memory_cap", "card_bytes")]
     assert len(limits) == 2 * 2 * 4  # checks, pods, allocators
     for check in limits:
         figure = check.card if check.name == "card_bytes" else check.workload
         assert check.verdict == "fail" and figure > check.asked, check
+    shares = {c.identity: c for c in record.control.checks if c.name.startswith("share")}
+    must = {c.identity for c in record.checks if c.name.startswith("share") and c.control == "fail"}
+    # Each share fails somewhere without the library, on the card's word and on the pod's.
+    assert {(name, pod) for name, pod, _ in must} == {
+        (name, pod) for name in ("share_card", "share_work") for pod in ("a", "b")
+    }
+    for identity in must:
+        assert shares[identity].verdict == "fail", shares[identity]
     notebook = json.loads(Path(record.artifacts["notebook"]).read_text())
     outputs = json.dumps([c.get("outputs") for c in notebook["cells"]])
     assert "image/png" in outputs and "memory_cap" in outputs
@@ -71,8 +84,8 @@ def test_the_example_passes_and_its_control_fails(testbed, tmp_path):
 def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
     folder = tmp_path / "scenarios" / "co_location"
     folder.mkdir(parents=True)
-    for name in ("question.py", "workload.py"):
-        (folder / name).write_text((ROOT / "scenarios/co_location" / name).read_text())
+    for path in (ROOT / "scenarios/co_location").glob("*.py"):
+        (folder / path.name).write_text(path.read_text())
     case = folder / "too-big.yaml"
     case.write_text("pods: {a: {gpumem: 999999}}\nallocators: [native]\n")
     (tmp_path / "notebooks").mkdir()
