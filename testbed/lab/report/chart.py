@@ -7,6 +7,7 @@ pictures for notebook and report are drawn from it alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -241,7 +242,11 @@ def _utilisation(label: str, samples: Sequence[Sample], trial: Trial, window_s: 
 
 
 def phases(trial: Trial) -> tuple[Phase, ...]:
-    """Return the phases that the workloads tell, from first entry to last event."""
+    """Return the phases that the workloads tell, one after the other.
+
+    From first entry to last event; a pod that waits for its turn enters early, so a
+    phase that outlasts the one before it begins where that one ends.
+    """
     spans: dict[str, tuple[float, float]] = {}
     for pod in trial.pods.values():
         for event in pod.events:
@@ -249,10 +254,40 @@ def phases(trial: Trial) -> tuple[Phase, ...]:
             if name:
                 begin, end = spans.get(name, (time, time))
                 spans[name] = (min(begin, time), max(end, time))
-    return tuple(
-        Phase(name=name, begin=round(b - trial.started, 3), end=round(e - trial.started, 3))
-        for name, (b, e) in sorted(spans.items(), key=lambda item: item[1])
-    )
+    found: list[Phase] = []
+    for name, (begin, end) in sorted(spans.items(), key=lambda item: (item[1][0], item[1][1])):
+        begin, end = round(begin - trial.started, 3), round(end - trial.started, 3)
+        if found and begin < found[-1].end < end:
+            begin = found[-1].end
+        found.append(Phase(name=name, begin=begin, end=end))
+    return tuple(found)
+
+
+def label_at_end(panel: Panel, cap: Cap, span: float, top: float) -> bool:
+    """Tell whether a cap's name had better stand at its end than at its beginning.
+
+    Wherever fewer lines cross it; at the beginning if that is all the same.
+
+    Args:
+        panel: With the lines.
+        cap: Whose name is to be placed just above its line.
+        span: Seconds that the picture shows.
+        top: Value at its upper edge.
+    """
+    width, low, high = span * 0.25, cap.value - top * 0.01, cap.value + top * 0.09
+    begin = 0.0 if cap.begin is None else cap.begin
+    end = span if cap.end is None else cap.end
+
+    def crossings(left: float, right: float) -> int:
+        count = 0
+        for line in panel.lines:
+            known = [(t, v) for t, v in zip(line.times, line.values, strict=True) if v is not None]
+            for (_, before), (time, after) in pairwise(known):
+                inside = max(before, after) >= low and min(before, after) <= high
+                count += left <= time <= right and inside
+        return count
+
+    return crossings(end - width, end) < crossings(begin, begin + width)
 
 
 def read_chart(path: Path) -> Chart | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from testbed.lab.report.chart import Chart, Panel, Side
+from testbed.lab.report.chart import Chart, Panel, Side, label_at_end
 
 #: Okabe and Ito's colours for the colour-blind (jfly.uni-koeln.de/color), the darker
 #: ones first; lines differ by their dash as well once the colours are used up.
@@ -24,14 +24,16 @@ def draw(chart: Chart) -> Any:
     figure = Figure(figsize=(5.4 * columns, 2.9 * rows + 0.3), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, sharex="col", sharey="row", squeeze=False)
+    span = max([side.seconds for side in chart.sides] + [1.0])
     colours = dict(zip(chart.labels(), _cycle(len(chart.labels())), strict=True))
     for column, side in enumerate(chart.sides):
         axes[0][column].set_title(side.title, fontsize=10, fontweight="bold")
         for row, panel in enumerate(side.panels):
-            _draw_panel(axes[row][column], panel, side, colours, named=row == 0)
             # One scale in a row, so that what passes its cap is seen to.
-            axes[row][column].set_xlim(0, max([each.seconds for each in chart.sides] + [1.0]))
-            axes[row][column].set_ylim(0, (chart.top(panel.quantity) or 1) * HEADROOM)
+            axis, top = axes[row][column], (chart.top(panel.quantity) or 1) * HEADROOM
+            _draw_panel(axis, panel, side, colours, span=span, top=top, named=row == 0)
+            axis.set_xlim(0, span)
+            axis.set_ylim(0, top)
         axes[len(side.panels) - 1][column].set_xlabel("seconds since the pods were created")
     for row, panel in enumerate(chart.sides[0].panels if chart.sides else ()):
         axes[row][0].set_ylabel(f"{panel.title}, {panel.unit}", fontsize=9)
@@ -46,7 +48,14 @@ def _cycle(count: int) -> list[str]:
 
 
 def _draw_panel(
-    axis: Any, panel: Panel, side: Side, colours: dict[str, str], *, named: bool
+    axis: Any,
+    panel: Panel,
+    side: Side,
+    colours: dict[str, str],
+    *,
+    span: float,
+    top: float,
+    named: bool,
 ) -> None:
     for number, line in enumerate(panel.lines):
         axis.step(
@@ -62,12 +71,13 @@ def _draw_panel(
         begin, end = cap.begin or 0.0, side.seconds if cap.end is None else cap.end
         colour = colours.get(cap.label, "#444444")
         axis.plot([begin, end], [cap.value] * 2, color=colour, linestyle="--", linewidth=1)
+        late = label_at_end(panel, cap, span, top)
         axis.annotate(
             f"{cap.label}: asked {cap.value:g} {panel.unit}",
-            (begin, cap.value),  # where no pod holds anything yet
-            xytext=(3, 1),
+            (end if late else begin, cap.value),
+            xytext=(-3 if late else 3, 1),
             textcoords="offset points",
-            ha="left",
+            ha="right" if late else "left",
             va="bottom",
             fontsize=7,
             color=colour,
@@ -76,7 +86,8 @@ def _draw_panel(
     for number, phase in enumerate(side.phases):
         if number % 2 == 0:
             axis.axvspan(phase.begin, phase.end, color="#000000", alpha=0.045, linewidth=0)
-        if named:
+        # About 0.9 % of the picture a letter.
+        if named and phase.end - phase.begin > len(phase.name) * span * 0.009:
             axis.annotate(
                 phase.name,
                 ((phase.begin + phase.end) / 2, 0.985),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from testbed.lab.report.chart import Cap, Chart, Line, Panel, Phase, Side
+from testbed.lab.report.chart import Chart, Line, Panel, Phase, Side, label_at_end
 
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 30, 36
@@ -32,7 +32,7 @@ def panel_svg(chart: Chart, side: Side, panel: Panel) -> str:
     parts += _phases(side.phases, place)
     parts += _axes(place, panel)
     parts += [_line(line, number.get(line.label, 0), place, panel.unit) for line in panel.lines]
-    parts += _caps(panel.caps, number, place, side, panel.unit)
+    parts += _caps(panel, number, place, side)
     parts.append("</svg>")
     return "".join(parts)
 
@@ -134,12 +134,10 @@ def _line(line: Line, number: int, place: _Place, unit: str) -> str:
     )
 
 
-def _caps(
-    caps: Sequence[Cap], number: Mapping[str, int], place: _Place, side: Side, unit: str
-) -> list[str]:
+def _caps(panel: Panel, number: Mapping[str, int], place: _Place, side: Side) -> list[str]:
     parts = []
     taken: list[float] = []
-    for cap in sorted(caps, key=lambda each: each.value):
+    for cap in sorted(panel.caps, key=lambda each: each.value):
         colour = series_class(number.get(cap.label, 0))
         begin = 0.0 if cap.begin is None else cap.begin
         end = side.seconds if cap.end is None else cap.end
@@ -148,10 +146,11 @@ def _caps(
         # Above its line, and above a label that is there already.
         at = min([y - 4, *(other - _LINE for other in taken if abs(other - (y - 4)) < _LINE)])
         taken.append(at)
+        late = label_at_end(panel, cap, place.span, place.top)
+        x, anchor = (place.x(end) - 3, "end") if late else (place.x(begin) + 4, "start")
         parts.append(
-            # At the beginning, where no pod holds anything yet.
-            f'<text class="label {colour}" x="{place.x(begin) + 4}" y="{at:.1f}">'
-            f"{escape(cap.label)}: asked {cap.value:g} {escape(unit)}</text>"
+            f'<text class="label {colour}" x="{x:.1f}" y="{at:.1f}" text-anchor="{anchor}">'
+            f"{escape(cap.label)}: asked {cap.value:g} {escape(panel.unit)}</text>"
         )
     return parts
 

@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import InputError
-from testbed.lab.report.chart import make_chart, memory_panel, phases, read_chart, share_panel
+from testbed.lab.report.chart import (
+    label_at_end,
+    make_chart,
+    memory_panel,
+    phases,
+    read_chart,
+    share_panel,
+)
 from testbed.lab.report.plot import draw
 from testbed.lab.report.svg import panel_svg, ticks
 from testbed.lab.scenario.question import Sample, Trial
@@ -122,6 +129,30 @@ def test_phases_span_all_pods_in_the_order_of_their_begin() -> None:
         }
     )
     assert [(p.name, p.begin, p.end) for p in phases(found)] == [("one", 1, 2), ("two", 5, 7)]
+
+
+def test_a_pod_that_waits_for_its_turn_begins_its_phase_when_the_other_ends() -> None:
+    turns = {"a": [("alone-a", 1), ("alone-a", 4)], "b": [("alone-b", 1), ("alone-b", 9)]}
+    found = trial(
+        events={
+            pod: [{"event": "x", "phase": phase, "time": START + time} for phase, time in each]
+            for pod, each in turns.items()
+        }
+    )
+    assert [(p.name, p.begin, p.end) for p in phases(found)] == [
+        ("alone-a", 1, 4), ("alone-b", 4, 9)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("busy", "late"), [(range(3), True), (range(7, 10), False), ((), False)])
+def test_a_caps_name_stands_where_no_line_crosses_it(busy: Any, late: bool) -> None:
+    times = tuple(map(float, range(10)))
+    values = tuple(10.0 if time in busy else 0.0 for time in range(10))
+    line = msgspec.structs.replace(
+        made_chart(("a",)).sides[0].panels[0].lines[0], times=times, values=values
+    )
+    panel = msgspec.structs.replace(made_chart(("a",)).sides[0].panels[0], lines=(line,))
+    assert label_at_end(panel, panel.caps[0], 9.0, 11.0) is late
 
 
 def test_a_chart_has_its_control_beside_it_and_survives_its_file(tmp_path: Any) -> None:
