@@ -22,14 +22,18 @@ def tidy(kube: Kube, progress: Progress) -> None:
         DeployError: no stack, or one whose plugins do not follow.
         WaitTimeout: the pods of an earlier trial do not end.
     """
-    left = [each["metadata"]["name"] for each in kube.list("v1", "Namespace", labels=TRIAL_LABEL)]
-    if left:
+    found = kube.list("v1", "Namespace", labels=TRIAL_LABEL)
+    pods = [
+        (each["metadata"]["name"], pod["metadata"]["name"])
+        for each in found
+        for pod in kube.list("v1", "Pod", each["metadata"]["name"])
+    ]
+    # One that is on its way and has no pods any more is the last trial's, not a leftover.
+    left = [
+        each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]
+    ]
+    if left or pods:
         with progress.step("removing what an earlier run left"):
-            pods = [
-                (namespace, pod["metadata"]["name"])
-                for namespace in left
-                for pod in kube.list("v1", "Pod", namespace)
-            ]
             for namespace in left:
                 kube.delete("v1", "Namespace", namespace)
             for namespace, pod in pods:

@@ -41,7 +41,7 @@ class Patience:
         self,
         clock: Callable[[], float],
         pause: Callable[[float], None],
-        tell: Callable[[str], None],
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self._clock, self._pause, self._tell = clock, pause, tell
 
@@ -61,5 +61,6 @@ class Patience:
                     if waited > BLIP_SECONDS:
                         error.add_note(f"tried again for {waited:.0f} s")
                     raise
-                self._tell(f"trying again: {error.what}")
+                if self._tell is not None:
+                    self._tell(f"trying again: {error.what}")
                 self._pause(PAUSE_SECONDS)

@@ -48,6 +48,22 @@ def test_a_testbed_in_order_is_left_alone(monkeypatch):
     kube.delete.assert_not_called()
 
 
+def test_the_last_trial_s_namespace_on_its_way_out_is_no_leftover(monkeypatch):
+    kube, _ = world(monkeypatch)
+    going = {"metadata": {"name": "trial-1", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    kube.list.side_effect = lambda version, kind, *_, **__: [going] if kind == "Namespace" else []
+    progress = MagicMock()
+    leftovers.tidy(kube, progress)
+    progress.step.assert_not_called()
+    # One that still has pods is waited for, and not deleted twice.
+    kube.list.side_effect = lambda version, kind, *_, **__: (
+        [going] if kind == "Namespace" else [{"metadata": {"name": "a"}}]
+    )
+    leftovers.tidy(kube, progress)
+    kube.delete.assert_not_called()
+    kube.wait_gone.assert_called_once()
+
+
 def test_pods_of_earlier_trials_are_gone_before_it_returns(monkeypatch):
     kube, _ = world(monkeypatch)
 
