@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from testbed.lab.report.plot import draw
 from testbed.lab.report.table import record_html, record_text
 from testbed.lab.scenario.access import ClusterAccess
 from testbed.lab.scenario.leftovers import tidy
+from testbed.lab.scenario.patience import Patience
 from testbed.lab.scenario.pods import (
     check_cards,
     check_users,
@@ -48,7 +50,7 @@ from testbed.lab.scenario.record import (
 from testbed.lab.scenario.run import finish
 from testbed.lab.scenario.trial import run_trial
 from testbed.lab.session import Session
-from testbed.lab.shown import Picture, Table, checks_table, control_table, rows_table
+from testbed.lab.shown import Picture, Table, checks_table, overview, rows_table
 from testbed.lab.testbed import Testbed
 
 #: Deadline of one run of the pods; slow machines raise it by the variable.
@@ -137,7 +139,7 @@ class Experiment:
         with self._alone(), self._progress.step("pods with the limiter") as step:
             trial = self._trial = self._one_trial("on", step, previous=None)
         self._checks = self._question.checks(self._parameters, trial)
-        return checks_table(self._checks)
+        return self._overview(self._checks)
 
     def control(self) -> Table:
         """Run the same pods, pinned to the same place, without the limiter."""
@@ -152,7 +154,7 @@ class Experiment:
         self._control = self._question.control(self._parameters, trial)
         # What a pod does alone and unlimited is known only now.
         self._checks = self._question.checks(self._parameters, previous, trial)
-        return control_table(self._control, asserts_limit=self._question.asserts_limit)
+        return self._overview(self._control.checks, control=True)
 
     def plot(self) -> Picture:
         """Draw what the card counted, with the caps."""
@@ -189,7 +191,7 @@ class Experiment:
             artifacts=self._artifacts(),
             parameters=_plain(self._parameters),
             title=self._question.title,
-            meanings=dict(getattr(self._question, "meanings", {})),
+            meanings=self._meanings(),
         )
         write_text(self._run_folder / CHART, encoded(self._chart()).decode())
         parameters = yaml.safe_dump(record.parameters, sort_keys=False, default_flow_style=None)
@@ -203,6 +205,13 @@ class Experiment:
         if self._trial is None:
             raise InputError("the pods have not run yet", hint="call experiment.run() first")
         return self._trial
+
+    def _meanings(self) -> dict[str, str]:
+        return dict(getattr(self._question, "meanings", {}))
+
+    def _overview(self, checks: Sequence[Check], *, control: bool = False) -> Table:
+        asserts_limit = self._question.asserts_limit
+        return overview(checks, self._meanings(), asserts_limit=asserts_limit, control=control)
 
     def _chart(self) -> Chart:
         return self._question.chart(self._parameters, self._needs_run(), self._control_trial)
@@ -329,13 +338,15 @@ class Experiment:
 
     def _remove(self, namespace: str, plans: Sequence[PodPlan]) -> None:
         kube = self._testbed.kube
-        kube.delete("v1", "Namespace", namespace)
+        patiently = Patience(time.monotonic, time.sleep)
+        patiently(partial(kube.delete, "v1", "Namespace", namespace))
         for plan in plans:
-            kube.wait_gone("v1", "Pod", plan.name, namespace, timeout_s=GONE_SECONDS)
+            gone = partial(kube.wait_gone, "v1", "Pod", plan.name, namespace)
+            patiently(partial(gone, timeout_s=GONE_SECONDS))
 
     def _environment(self, trial: Trial) -> Environment:
-        visible = [e for pod in trial.pods.values() for e in pod.events if e["event"] == "visible"]
-        first = visible[0] if visible else {}
+        told = [e for pod in trial.pods.values() for e in pod.events if "torch" in e]
+        first = told[0] if told else {}
         return Environment(
             provider=self._info.provider,
             card=f"{first.get('card', 'unknown')} ({trial.source})",

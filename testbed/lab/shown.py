@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from testbed.lab.report.table import (
-    checks_html,
-    checks_text,
-    columns,
-    control_html,
-    control_text,
-    rows_html,
-)
-from testbed.lab.scenario.record import Check, Control
+from testbed.lab.report.table import checks_html, checks_text, columns, matrix, rows_html
+from testbed.lab.scenario.record import Check
 
 
 class Table:
@@ -47,12 +40,19 @@ def checks_table(checks: Sequence[Check]) -> Table:
     return Table(checks_text(checks), checks_html(checks))
 
 
-def control_table(control: Control, *, asserts_limit: bool) -> Table:
-    """Return a control's checks as a table, each with whether it is what must be."""
-    return Table(
-        control_text(control, asserts_limit=asserts_limit),
-        control_html(control, asserts_limit=asserts_limit),
-    )
+def overview(
+    checks: Sequence[Check],
+    meanings: Mapping[str, str],
+    *,
+    asserts_limit: bool,
+    control: bool = False,
+) -> Table:
+    """Return checks as a table of counts, a row a check, a column a pod."""
+    header, rows = matrix(checks, meanings, control=control, asserts_limit=asserts_limit)
+    # A terminal has no room for sentences.
+    narrow = [[cell for place, cell in enumerate(row) if place != 1] for row in (header, *rows)]
+    html = rows_html(header, rows, range(2, len(header)))
+    return Table(columns(narrow[0], narrow[1:]), html)
 
 
 def rows_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

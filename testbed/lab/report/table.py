@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 from testbed.lab.report import facts
 from testbed.lab.report.facts import figure
-from testbed.lab.scenario.record import Check, Control, Record, Report
+from testbed.lab.scenario.record import Check, Record, Report
 
 MARKS = {"pass": "✓", "fail": "✗", "skipped": "-", "error": "!"}
 
@@ -48,30 +48,54 @@ def checks_text(checks: Sequence[Check]) -> str:
     return columns(CHECK_HEADER, [check_row(check) for check in checks])
 
 
-CONTROL_HEADER = ("CHECK", "POD", "VARIANT", "ASKED", "WORKLOAD", "CARD", "WITHOUT THE LIMITER")
+def matrix(
+    checks: Sequence[Check], meanings: Mapping[str, str], *, control: bool, asserts_limit: bool
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of an overview: a row a check, a column a pod.
 
+    A cell counts the variants that came out as they shall, and begins with a mark.
 
-def control_rows(control: Control, *, asserts_limit: bool) -> list[tuple[str, ...]]:
-    """Return the control's checks as cells; the last says whether it is what must be."""
+    Args:
+        checks: Of the run, or of its control.
+        meanings: A sentence for a check's name.
+        control: Whether they are the control's, whose limit checks must fail.
+        asserts_limit: Of the question.
+    """
+    pods = list(dict.fromkeys(check.pod for check in checks))
     rows = []
-    for check in control.checks:
-        must = facts.must(check, check, asserts_limit)
-        if must is None:
-            outcome = f"- {check.verdict}"
-        elif check.verdict == must:
-            outcome = f"{MARKS['pass']} {check.verdict}, as it must"
-        else:
-            outcome = f"{MARKS['error']} {check.verdict}, must {must}"
-        rows.append((*check_row(check)[:6], outcome))
-    return rows
+    for name in dict.fromkeys(check.name for check in checks):
+        cells = []
+        for pod in pods:
+            found = [check for check in checks if (check.name, check.pod) == (name, pod)]
+            cells.append(_cell(found, control=control, asserts_limit=asserts_limit))
+        rows.append([name, meanings.get(name, ""), *cells])
+    return ["CHECK", "WHAT IT ASKS", *(pod or "-" for pod in pods)], rows
 
 
-def control_text(control: Control, *, asserts_limit: bool) -> str:
-    """Return the table of a control's checks."""
-    return columns(CONTROL_HEADER, control_rows(control, asserts_limit=asserts_limit))
+def _cell(found: Sequence[Check], *, control: bool, asserts_limit: bool) -> str:
+    if not found:
+        return ""
+    if not control:
+        judged = [check for check in found if check.verdict != "skipped"]
+        if not judged:
+            return f"{MARKS['skipped']} skipped"
+        bad = [check for check in judged if check.verdict != "pass"]
+        worst = "error" if any(check.verdict == "error" for check in bad) else "fail"
+        mark = MARKS[worst if bad else "pass"]
+        return f"{mark} {len(judged) - len(bad)} of {len(judged)} pass"
+    asked = [(check, facts.must(check, check, asserts_limit)) for check in found]
+    asked = [(check, must) for check, must in asked if must is not None]
+    if not asked:
+        return f"{MARKS['skipped']} either will do"
+    held = sum(check.verdict == must for check, must in asked)
+    words = {must for _, must in asked}
+    what = "fail, as they must" if words == {"fail"} else "answer as they must"
+    return f"{MARKS['pass' if held == len(asked) else 'error']} {held} of {len(asked)} {what}"
 
 
 # --- for a notebook, which brings its own style: what ours needs stands in each tag -----
+#: What is shorter stands on one line.
+_SHORT = 22
 #: Text and ground of a badge, readable on a light page and on a dark one.
 _BADGES = {
     "✓": "color:#0f5223;background:#d9f2e0",
@@ -90,21 +114,25 @@ def badge_html(text: str) -> str:
     )
 
 
-def rows_html(header: Sequence[str], rows: Sequence[Sequence[str]], badges: int = -1) -> str:
+def rows_html(
+    header: Sequence[str], rows: Sequence[Sequence[str]], badges: Collection[int] = ()
+) -> str:
     """Return rows as a table for a notebook.
 
     Args:
         header: Names of the columns.
         rows: Text of the cells.
-        badges: Position of the column that holds verdicts.
+        badges: Positions of the columns that hold verdicts.
     """
     left = "style='text-align:left;vertical-align:top'"
-    names = [name if name != name.upper() else name.capitalize() for name in header]
+    short = "style='text-align:left;vertical-align:top;white-space:nowrap'"
+    names = [name.capitalize() if name.isupper() else name for name in header]
     head = "".join(f"<th {left}>{escape(name)}</th>" for name in names)
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td {left}>{badge_html(cell) if position == badges else escape(cell)}</td>"
+            f"<td {short if len(cell) < _SHORT else left}>"
+            f"{badge_html(cell) if cell and position in badges else escape(cell)}</td>"
             for position, cell in enumerate(row)
         )
         + "</tr>"
@@ -116,13 +144,7 @@ def rows_html(header: Sequence[str], rows: Sequence[Sequence[str]], badges: int 
 def checks_html(checks: Sequence[Check]) -> str:
     """Return the table of checks for a notebook, verdicts as badges."""
     position = CHECK_HEADER.index("VERDICT")
-    return rows_html(CHECK_HEADER, [check_row(check) for check in checks], position)
-
-
-def control_html(control: Control, *, asserts_limit: bool) -> str:
-    """Return the table of a control's checks for a notebook."""
-    rows = control_rows(control, asserts_limit=asserts_limit)
-    return rows_html(CONTROL_HEADER, rows, len(CONTROL_HEADER) - 1)
+    return rows_html(CHECK_HEADER, [check_row(check) for check in checks], {position})
 
 
 def record_text(record: Record) -> str:
