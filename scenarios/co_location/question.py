@@ -239,6 +239,8 @@ def judge_control(
         what = f"{check.name} of {check.pod}"
         if check.name.startswith("share") and check.variant:
             what += f" ({check.variant})"
+        if check.verdict == "skipped" and check.control == "any":
+            continue
         if check.verdict in ("error", "skipped"):
             reasons.append(f"{what}: {check.verdict} ({check.reason})")
         elif check.name.startswith("share"):

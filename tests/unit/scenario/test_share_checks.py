@@ -426,6 +426,36 @@ def test_on_hardware_utilisation_tells_with_its_own_tolerance(question, off, ver
     assert "utilization" in check.source and "nvml" in check.source
 
 
+@pytest.mark.parametrize("policy", ["force", "default"])
+def test_a_driver_that_tells_nothing_of_processes_leaves_it_to_the_work(question, policy):
+    def silent(trial):
+        samples = tuple(replace(s, busy_ns=None) for s in trial.samples)
+        return replace(trial, samples=samples, source="nvml")
+
+    parameters = read(question, BESIDE, policy=policy, kill="a")
+    free = silent(make_trial(parameters, enforcement="off"))
+    found = {
+        c.identity: c for c in question.checks(parameters, silent(make_trial(parameters)), free)
+    }
+    for check in found.values():
+        told_by_card = check.name == "share_card" or check.variant == "share"
+        assert check.verdict == ("skipped" if told_by_card else "pass"), check
+        assert not told_by_card or check.control != "fail"
+    control = question.control(parameters, free)
+    assert control.verdict == "pass", control.reason
+    # The work alone must tell then, in the control as well.
+    held = silent(make_trial(parameters))
+    assert question.control(parameters, held).verdict == "error"
+    # One pod of which nothing is told, where others are, is no such driver.
+    partly = replace(
+        free,
+        samples=tuple(
+            replace(s, utilization_pct=50.0) if s.pod_uid == "uid-b" else s for s in free.samples
+        ),
+    )
+    assert question.control(parameters, partly).verdict == "error"
+
+
 # --- what no control could tell --------------------------------------------------------
 @pytest.mark.parametrize(
     ("pods", "values"),
