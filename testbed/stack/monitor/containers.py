@@ -9,7 +9,7 @@ from typing import Any
 from testbed.native.region import StateFlag
 from testbed.native.region_watch import Counters
 from testbed.stack.monitor.counters import Rates
-from testbed.stack.monitor.mirror import ContainerId, HamiFields
+from testbed.stack.monitor.mirror import ContainerId
 from testbed.stack.monitor.pods import MonitoredPod
 from testbed.stack.monitor.samples import Tick
 from testbed.stack.monitor.shares import share_pct
@@ -27,7 +27,6 @@ class Watched:
         ticks: The cards' samples of the span.
         counters: The library's counters, where the container has a region.
         rates: Of (container, device number) over the span.
-        fields: HAMi's fields, by container.
         unenforced: Why nothing holds a container's limits.
     """
 
@@ -35,7 +34,6 @@ class Watched:
     ticks: Sequence[Tick]
     counters: Mapping[ContainerId, Counters]
     rates: Mapping[tuple[ContainerId, int], Rates]
-    fields: Mapping[ContainerId, HamiFields]
     unenforced: Mapping[ContainerId, str]
 
 
@@ -130,9 +128,8 @@ def _flags(
         flags.append(DEGRADED)
     if who in seen.unenforced:
         flags.append("unenforced")
-    fields = seen.fields.get(who)
-    waits = any(device["waited_for"]["priority"] for device in devices)
-    if waits or (fields is not None and fields.paused):
+    # Measured, not concluded from who else is active: it may have had nothing to launch.
+    if any(device["waited_for"]["priority"] for device in devices):
         flags.append(PAUSED)
     rates = [seen.rates.get((who, number)) for number in range(len(devices))]
     if any(rate is not None and rate.denied for rate in rates):

@@ -26,7 +26,6 @@ from testbed.stack.monitor.counters import CounterBook
 from testbed.stack.monitor.feed import Feed
 from testbed.stack.monitor.follow import follow_pods
 from testbed.stack.monitor.metrics import Observed, exposition, unenforced
-from testbed.stack.monitor.mirror import ContainerId, HamiFields
 from testbed.stack.monitor.pods import PodIndex
 from testbed.stack.monitor.processes import Processes, alive
 from testbed.stack.monitor.regions import regions_of
@@ -77,7 +76,6 @@ class Monitor:
         self._owners: dict[int, tuple[int, Owner]] = {}
         self._feed = Feed(options.hook_path)
         self._counters = CounterBook(keep_s=LONGEST_SPAN_S + 2 * REGIONS_S)
-        self._fields: dict[ContainerId, HamiFields] = {}
         self._errors: dict[str, str] = {}
         self._complaint = ""
         #: Where the answers are served once ``run`` has begun.
@@ -172,7 +170,7 @@ class Monitor:
         ]
         now_ns = time.monotonic_ns()
         self._counters.add(now_ns, self._feed.look(containers))
-        self._fields = self._feed.mirror(now_ns)
+        self._feed.mirror(now_ns)
 
     def _owners_of(self, pids: Iterable[int]) -> dict[int, Owner]:
         """Return the owners of pids, of ones that ended just now as they were known."""
@@ -240,7 +238,6 @@ class Monitor:
                 for number in range(len(counters.denied))
                 if (rates := self._counters.rates(who, number, span_s)) is not None
             },
-            fields=self._fields,
             unenforced={
                 (pod.key.uid, container): reason for pod, container, reason in unenforced(seen)
             },

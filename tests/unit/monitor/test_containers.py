@@ -11,7 +11,6 @@ from testbed.native.region_watch import Counters
 from testbed.stack.model import PodKey, Share
 from testbed.stack.monitor.containers import Watched, document
 from testbed.stack.monitor.counters import Rates
-from testbed.stack.monitor.mirror import HamiFields
 from testbed.stack.monitor.pods import MonitoredPod
 from testbed.stack.monitor.samples import Sample, Tick
 from testbed.units import MIB
@@ -50,7 +49,6 @@ SEEN = Watched(
     ticks=[tick(0, 0), tick(5, 1_500_000_000)],
     counters={WHO: COUNTERS},
     rates={(WHO, 0): RATES},
-    fields={},
     unenforced={},
 )
 
@@ -103,8 +101,6 @@ def test_without_a_region_nothing_is_made_up() -> None:
 def test_flags() -> None:
     degraded = replace(COUNTERS, state=StateFlag.DEGRADED)
     assert container(counters={WHO: degraded})["flags"] == ["degraded"]
-    paused = HamiFields(utilization_switch=1, recent_kernel=-1)
-    assert container(fields={WHO: paused})["flags"] == ["paused"]
     above = replace(RATES, waited_priority=0.4)
     assert container(rates={(WHO, 0): above})["flags"] == ["paused"]
     denied = replace(RATES, denied=1)
