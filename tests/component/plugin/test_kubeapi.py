@@ -13,8 +13,8 @@ import pytest
 
 from testbed.errors import InputError
 from testbed.stack.kubeapi import ApiError, KubeApi
+from testbed.stack.monitor.follow import follow_pods
 from testbed.stack.monitor.pods import PodIndex
-from testbed.stack.monitor.server import follow_pods
 
 DEADLINE_S = 20.0
 MINE = {"fieldSelector": "spec.nodeName=n1"}
