@@ -244,8 +244,8 @@ def _utilisation(label: str, samples: Sequence[Sample], trial: Trial, window_s: 
 def phases(trial: Trial) -> tuple[Phase, ...]:
     """Return the phases that the workloads tell, one after the other.
 
-    From first entry to last event; a pod that waits for its turn enters early, so a
-    phase that outlasts the one before it begins where that one ends.
+    From first entry to last event, in the order of their ends. A pod that waits for
+    its turn enters early, so a phase begins where the one before it ends at the soonest.
     """
     spans: dict[str, tuple[float, float]] = {}
     for pod in trial.pods.values():
@@ -255,11 +255,9 @@ def phases(trial: Trial) -> tuple[Phase, ...]:
                 begin, end = spans.get(name, (time, time))
                 spans[name] = (min(begin, time), max(end, time))
     found: list[Phase] = []
-    for name, (begin, end) in sorted(spans.items(), key=lambda item: (item[1][0], item[1][1])):
+    for name, (begin, end) in sorted(spans.items(), key=lambda item: (item[1][1], item[1][0])):
         begin, end = round(begin - trial.started, 3), round(end - trial.started, 3)
-        if found and begin < found[-1].end < end:
-            begin = found[-1].end
-        found.append(Phase(name=name, begin=begin, end=end))
+        found.append(Phase(name=name, begin=max(begin, found[-1].end) if found else begin, end=end))
     return tuple(found)
 
 

@@ -132,7 +132,7 @@ def test_phases_span_all_pods_in_the_order_of_their_begin() -> None:
 
 
 def test_a_pod_that_waits_for_its_turn_begins_its_phase_when_the_other_ends() -> None:
-    turns = {"a": [("alone-a", 1), ("alone-a", 4)], "b": [("alone-b", 1), ("alone-b", 9)]}
+    turns = {"a": [("alone-a", 2), ("alone-a", 4)], "b": [("alone-b", 1), ("alone-b", 9)]}
     found = trial(
         events={
             pod: [{"event": "x", "phase": phase, "time": START + time} for phase, time in each]
@@ -140,7 +140,7 @@ def test_a_pod_that_waits_for_its_turn_begins_its_phase_when_the_other_ends() ->
         }
     )
     assert [(p.name, p.begin, p.end) for p in phases(found)] == [
-        ("alone-a", 1, 4), ("alone-b", 4, 9)
+        ("alone-a", 2, 4), ("alone-b", 4, 9)
     ]  # fmt: skip
 
 
