@@ -88,11 +88,11 @@ def table(bench: CardBench) -> str:
             rows.append((mark, figure.text, "-", f"{figure.aim:g} {unit}", figure.reason))
             continue
         found = figure.spread
-        between = f"{found.low:.2f} to {found.high:.2f} of {found.repeats}"
+        between = f"{found.low:.3g} to {found.high:.3g} of {found.repeats}"
         if found.repeats == 1:
             between = ""
         rows.append(
-            (mark, figure.text, f"{found.median:.2f} {unit}", f"{figure.aim:g} {unit}", between)
+            (mark, figure.text, f"{found.median:.3g} {unit}", f"{figure.aim:g} {unit}", between)
         )
     where = bench.environment
     lines = [

@@ -233,3 +233,47 @@ def test_pointer_attributes(worker: Worker) -> None:
 def test_silent(emulation: Emulation, worker: Worker) -> None:
     worker("p = call('cuMemAlloc', MIB); error('cuMemFree', 1); error('cuMemAlloc', 1 << 45)")
     assert worker.log() == ""
+
+
+def test_freed_addresses_come_back_empty(emulation: Emulation, worker: Worker) -> None:
+    for size in ("4096", "5 * MIB", "GIB"):
+        worker(f"p = call('cuMemAlloc', {size}); upload(p, b'secret'); before = int(p)")
+        worker(f"upload(int(p) + {size} - 6, b'secret'); call('cuMemFree', p)")
+        assert emulation.state().slots[0].resident_bytes == 0
+        assert worker("error('cuMemsetD8', before, 1, 8)") == "CUDA_ERROR_INVALID_VALUE"
+        worker(f"p = call('cuMemAlloc', {size})")
+        assert worker("int(p) == before")
+        assert worker(f"download(p, 6) + download(int(p) + {size} - 6, 6) == bytes(12)")
+        worker("call('cuMemFree', p)")
+
+
+def test_addresses_are_bounded(worker: Worker) -> None:
+    """What waits for its next use has an end, however many sizes there are."""
+    worker("""
+        def addresses():
+            return int(open('/proc/self/statm').read().split()[0]) * 4096
+        before = addresses()
+        for n in range(1, 1000):
+            call('cuMemFree', call('cuMemAlloc', n * 40 * MIB % (70 * GIB) + MIB))
+    """)
+    assert worker("addresses() - before") <= 129 * GIB
+    worker("""
+        for n in range(1, 3000):
+            call('cuMemFree', call('cuMemAlloc', n * 4096))
+        maps = len(open('/proc/self/maps').readlines())
+    """)
+    assert worker("maps") < 3000
+
+
+@pytest.mark.parametrize("libraries", ["plain"], indirect=True)  # the sanitizer needs addresses
+def test_waiting_addresses_make_room(worker: Worker) -> None:
+    """Under `ulimit -v` a free gives what an allocation of another size needs."""
+    worker("""
+        import resource
+        now = int(open('/proc/self/statm').read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (now + 5 * GIB, resource.RLIM_INFINITY))
+        for n in range(1, 4):
+            call('cuMemFree', call('cuMemAlloc', n * GIB + MIB))
+    """)
+    assert worker("error('cuMemAlloc', 6 * GIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
+    worker("p = call('cuMemAlloc', 4 * GIB)")
