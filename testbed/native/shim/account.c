@@ -10,6 +10,7 @@
 #include "pools.h"
 #include "shared.h"
 #include "sys.h"
+#include "throttle.h"
 #include "track.h"
 
 enum { UNSET = 0, SETTING = 1, SET = 2 };
@@ -64,6 +65,7 @@ static void set_up(void) {
     vgpu_track_forget();
     vgpu_pools_forget();
     vgpu_contexts_forget();
+    vgpu_throttle_forget();
     epoch++;
     if (!opened) {
         vgpu_log_open();
@@ -114,6 +116,8 @@ int vgpu_entry(const char *uuid, int number) {
 }
 
 uint64_t vgpu_limit(int entry) { return entry < 0 ? 0 : limits.memory[entry]; }
+
+const struct vgpu_limits *vgpu_limits(void) { return &limits; }
 
 bool vgpu_oversubscribed(void) { return limits.oversubscribe; }
 

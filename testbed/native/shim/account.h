@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "limits.h"
+
 #define VGPU_GRANULE (2ull << 20)
 #define VGPU_NO_DEVICE (-1)
 #define VGPU_UUID_TEXT 96
@@ -35,6 +37,7 @@ unsigned vgpu_epoch(void);
 /* The entry of a device by its uuid, or by its number where no uuids are known. */
 int vgpu_entry(const char *uuid, int number);
 uint64_t vgpu_limit(int entry); /* 0 = none */
+const struct vgpu_limits *vgpu_limits(void); /* as they were at this process's start */
 bool vgpu_oversubscribed(void);
 
 /* Charges if the container stays within its limit; the answer says so. */

@@ -19,6 +19,11 @@ typedef struct CUmipmappedArray_st *CUmipmappedArray;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUevent_st *CUevent;
+typedef void CUhostFn(void *data);
+typedef void CUstreamCallback(CUstream stream, CUresult status, void *data);
 
 typedef struct {
     unsigned char bytes[16];
@@ -71,6 +76,20 @@ typedef struct {
 } CUDA_ARRAY3D_DESCRIPTOR_v2;
 
 typedef struct {
+    unsigned int grid[3], block[3], shared_bytes;
+    CUstream stream;
+    void *attributes;
+    unsigned int attribute_count;
+} CUlaunchConfig;
+
+typedef struct {
+    CUfunction function;
+    unsigned int grid[3], block[3], shared_bytes;
+    CUstream stream;
+    void **parameters;
+} CUDA_LAUNCH_PARAMS;
+
+typedef struct {
     int type; /* CU_GRAPH_NODE_TYPE_… */
     int reserved[3];
     unsigned char body[240];
@@ -81,10 +100,17 @@ enum {
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904,
     CUDA_ERROR_NOT_SUPPORTED = 801,
 
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6,
+    CU_MEMORYTYPE_DEVICE = 2,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
@@ -98,6 +124,8 @@ enum {
 
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "allocation properties");
 _Static_assert(sizeof(CUmemPoolProps) == 88, "pool properties");
+_Static_assert(sizeof(CUlaunchConfig) == 56, "launch configuration");
+_Static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "launch parameters");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "graph node parameters");
 
 #endif

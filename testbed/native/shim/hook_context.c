@@ -12,6 +12,7 @@
 #include "nvml_probe.h"
 #include "pools.h"
 #include "sys.h"
+#include "throttle.h"
 
 #define DEFAULT_CONTEXT (512ull << 20) /* above what the cards that we know of take */
 #define LEAST_CONTEXT (16ull << 20)    /* a neighbour's allocation may fall into the ... */
@@ -118,6 +119,7 @@ static bool of_context(struct vgpu_item *item, void *data) {
 /* The driver frees what a context holds when it goes. */
 static void gone(CUcontext ctx, int entry, uint64_t bytes) {
     uint64_t key = (uint64_t)(uintptr_t)ctx;
+    vgpu_throttle_context_gone(ctx);
     if (!vgpu_enter()) return;
     vgpu_track_each(VGPU_POINTER, of_context, &key);
     vgpu_track_each(VGPU_ARRAY, of_context, &key);

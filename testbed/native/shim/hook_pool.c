@@ -14,6 +14,7 @@
 #include "log.h"
 #include "lookup.h"
 #include "sys.h"
+#include "throttle.h"
 
 #define MOST_POOLS 256
 #define CARDS 64
@@ -295,21 +296,36 @@ static CUresult synchronized(CUresult result) {
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
-    return synchronized(VGPU_CALL(cuStreamSynchronize, stream));
+    struct vgpu_synchronization s;
+    vgpu_throttle_syncing(&s, NULL, stream, false, false);
+    CUresult result = VGPU_CALL(cuStreamSynchronize, stream);
+    vgpu_throttle_synced(&s, result);
+    return synchronized(result);
 }
 
 CUresult cuStreamSynchronize_ptsz(CUstream stream) {
-    return synchronized(VGPU_CALL(cuStreamSynchronize_ptsz, stream));
+    struct vgpu_synchronization s;
+    vgpu_throttle_syncing(&s, NULL, stream, true, false);
+    CUresult result = VGPU_CALL(cuStreamSynchronize_ptsz, stream);
+    vgpu_throttle_synced(&s, result);
+    return synchronized(result);
 }
 
 CUresult cuCtxSynchronize(void) {
+    struct vgpu_synchronization s;
+    vgpu_throttle_syncing(&s, NULL, NULL, false, true);
     CUresult result = VGPU_REAL(cuCtxSynchronize) == NULL ? CUDA_ERROR_NOT_FOUND
                                                           : VGPU_REAL(cuCtxSynchronize)();
+    vgpu_throttle_synced(&s, result);
     return synchronized(result);
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext ctx) {
-    return synchronized(VGPU_CALL(cuCtxSynchronize_v2, ctx));
+    struct vgpu_synchronization s;
+    vgpu_throttle_syncing(&s, ctx, NULL, false, true);
+    CUresult result = VGPU_CALL(cuCtxSynchronize_v2, ctx);
+    vgpu_throttle_synced(&s, result);
+    return synchronized(result);
 }
 
 /* --- the pools themselves ------------------------------------------------------------------ */

@@ -110,7 +110,159 @@
           CUgraphNodeParams *params))                                                              \
     HOOK(cuGraphAddNode_v2, cuGraphAddNode, 12030, ANY,                                            \
          (CUgraphNode * node, CUgraph graph, const CUgraphNode *deps, const void *edges,           \
-          size_t count, CUgraphNodeParams *params))
+          size_t count, CUgraphNodeParams *params))                                                \
+    /* launches */                                                                                 \
+    HOOK(cuLaunchKernel, cuLaunchKernel, 4000, LEGACY,                                             \
+         (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,        \
+          unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,                  \
+          void **parameters, void **extra))                                                        \
+    HOOK(cuLaunchKernel_ptsz, cuLaunchKernel, 7000, PER_THREAD,                                    \
+         (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,        \
+          unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,                  \
+          void **parameters, void **extra))                                                        \
+    HOOK(cuLaunchKernelEx, cuLaunchKernelEx, 11060, LEGACY,                                        \
+         (const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra))            \
+    HOOK(cuLaunchKernelEx_ptsz, cuLaunchKernelEx, 11060, PER_THREAD,                               \
+         (const CUlaunchConfig *config, CUfunction f, void **parameters, void **extra))            \
+    HOOK(cuLaunchCooperativeKernel, cuLaunchCooperativeKernel, 9000, LEGACY,                       \
+         (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,        \
+          unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,                  \
+          void **parameters))                                                                      \
+    HOOK(cuLaunchCooperativeKernel_ptsz, cuLaunchCooperativeKernel, 9000, PER_THREAD,              \
+         (CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,        \
+          unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,                  \
+          void **parameters))                                                                      \
+    HOOK(cuLaunchCooperativeKernelMultiDevice, cuLaunchCooperativeKernelMultiDevice, 9000, ANY,    \
+         (CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags))                       \
+    HOOK(cuLaunch, cuLaunch, 2000, ANY, (CUfunction f))                                            \
+    HOOK(cuLaunchGrid, cuLaunchGrid, 2000, ANY, (CUfunction f, int width, int height))             \
+    HOOK(cuLaunchGridAsync, cuLaunchGridAsync, 2000, ANY,                                          \
+         (CUfunction f, int width, int height, CUstream stream))                                   \
+    HOOK(cuGraphLaunch, cuGraphLaunch, 10000, LEGACY, (CUgraphExec exec, CUstream stream))         \
+    HOOK(cuGraphLaunch_ptsz, cuGraphLaunch, 10000, PER_THREAD,                                     \
+         (CUgraphExec exec, CUstream stream))                                                      \
+    /* graphs that change */                                                                       \
+    HOOK(cuGraphExecDestroy, cuGraphExecDestroy, 10000, ANY, (CUgraphExec exec))                   \
+    HOOK(cuGraphExecUpdate, cuGraphExecUpdate, 10020, ANY,                                         \
+         (CUgraphExec exec, CUgraph graph, CUgraphNode *node, int *result))                        \
+    HOOK(cuGraphExecUpdate_v2, cuGraphExecUpdate, 12000, ANY,                                      \
+         (CUgraphExec exec, CUgraph graph, void *result))                                          \
+    HOOK(cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams, 10010, ANY,               \
+         (CUgraphExec exec, CUgraphNode node, const void *params))                                 \
+    HOOK(cuGraphExecKernelNodeSetParams_v2, cuGraphExecKernelNodeSetParams, 12000, ANY,            \
+         (CUgraphExec exec, CUgraphNode node, const void *params))                                 \
+    HOOK(cuGraphExecMemcpyNodeSetParams, cuGraphExecMemcpyNodeSetParams, 10020, ANY,               \
+         (CUgraphExec exec, CUgraphNode node, const void *params, CUcontext ctx))                  \
+    HOOK(cuGraphExecMemsetNodeSetParams, cuGraphExecMemsetNodeSetParams, 10020, ANY,               \
+         (CUgraphExec exec, CUgraphNode node, const void *params, CUcontext ctx))                  \
+    HOOK(cuGraphExecChildGraphNodeSetParams, cuGraphExecChildGraphNodeSetParams, 11010, ANY,       \
+         (CUgraphExec exec, CUgraphNode node, CUgraph child))                                      \
+    HOOK(cuGraphExecNodeSetParams, cuGraphExecNodeSetParams, 12020, ANY,                           \
+         (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams *params))                          \
+    HOOK(cuGraphNodeSetEnabled, cuGraphNodeSetEnabled, 11060, ANY,                                 \
+         (CUgraphExec exec, CUgraphNode node, unsigned int enabled))                               \
+    /* streams: capture, end, what waits for them */                                               \
+    HOOK(cuStreamBeginCapture, cuStreamBeginCapture, 10000, LEGACY, (CUstream stream))             \
+    HOOK(cuStreamBeginCapture_ptsz, cuStreamBeginCapture, 10000, PER_THREAD, (CUstream stream))    \
+    HOOK(cuStreamBeginCapture_v2, cuStreamBeginCapture, 10010, LEGACY,                             \
+         (CUstream stream, int mode))                                                              \
+    HOOK(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCapture, 10010, PER_THREAD,                    \
+         (CUstream stream, int mode))                                                              \
+    HOOK(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph, 12030, LEGACY,                  \
+         (CUstream stream, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t       \
+          count, int mode))                                                                        \
+    HOOK(cuStreamBeginCaptureToGraph_ptsz, cuStreamBeginCaptureToGraph, 12030, PER_THREAD,         \
+         (CUstream stream, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t       \
+          count, int mode))                                                                        \
+    HOOK(cuStreamEndCapture, cuStreamEndCapture, 10000, LEGACY,                                    \
+         (CUstream stream, CUgraph * graph))                                                       \
+    HOOK(cuStreamEndCapture_ptsz, cuStreamEndCapture, 10000, PER_THREAD,                           \
+         (CUstream stream, CUgraph * graph))                                                       \
+    HOOK(cuStreamDestroy, cuStreamDestroy, 2000, ANY, (CUstream stream))                           \
+    HOOK(cuStreamDestroy_v2, cuStreamDestroy, 4000, ANY, (CUstream stream))                        \
+    HOOK(cuEventSynchronize, cuEventSynchronize, 2000, ANY, (CUevent event))                       \
+    HOOK(cuLaunchHostFunc, cuLaunchHostFunc, 10000, LEGACY,                                        \
+         (CUstream stream, CUhostFn * fn, void *data))                                             \
+    HOOK(cuLaunchHostFunc_ptsz, cuLaunchHostFunc, 10000, PER_THREAD,                               \
+         (CUstream stream, CUhostFn * fn, void *data))                                             \
+    HOOK(cuLaunchHostFunc_v2, cuLaunchHostFunc, 13010, LEGACY,                                     \
+         (CUstream stream, CUhostFn * fn, void *data, unsigned int mode))                          \
+    HOOK(cuLaunchHostFunc_v2_ptsz, cuLaunchHostFunc, 13010, PER_THREAD,                            \
+         (CUstream stream, CUhostFn * fn, void *data, unsigned int mode))                          \
+    HOOK(cuStreamAddCallback, cuStreamAddCallback, 5000, LEGACY,                                   \
+         (CUstream stream, CUstreamCallback * fn, void *data, unsigned int flags))                 \
+    HOOK(cuStreamAddCallback_ptsz, cuStreamAddCallback, 7000, PER_THREAD,                          \
+         (CUstream stream, CUstreamCallback * fn, void *data, unsigned int flags))                 \
+    /* large fills and copies on the device */                                                     \
+    HOOK(cuMemsetD8_v2, cuMemsetD8, 3020, LEGACY,                                                  \
+         (CUdeviceptr ptr, unsigned char value, size_t n))                                         \
+    HOOK(cuMemsetD8_v2_ptds, cuMemsetD8, 7000, PER_THREAD,                                         \
+         (CUdeviceptr ptr, unsigned char value, size_t n))                                         \
+    HOOK(cuMemsetD8Async, cuMemsetD8Async, 3020, LEGACY,                                           \
+         (CUdeviceptr ptr, unsigned char value, size_t n, CUstream stream))                        \
+    HOOK(cuMemsetD8Async_ptsz, cuMemsetD8Async, 7000, PER_THREAD,                                  \
+         (CUdeviceptr ptr, unsigned char value, size_t n, CUstream stream))                        \
+    HOOK(cuMemsetD2D8_v2, cuMemsetD2D8, 3020, LEGACY,                                              \
+         (CUdeviceptr ptr, size_t pitch, unsigned char value, size_t width, size_t height))        \
+    HOOK(cuMemsetD2D8_v2_ptds, cuMemsetD2D8, 7000, PER_THREAD,                                     \
+         (CUdeviceptr ptr, size_t pitch, unsigned char value, size_t width, size_t height))        \
+    HOOK(cuMemsetD2D8Async, cuMemsetD2D8Async, 3020, LEGACY,                                       \
+         (CUdeviceptr ptr, size_t pitch, unsigned char value, size_t width, size_t height,         \
+          CUstream stream))                                                                        \
+    HOOK(cuMemsetD2D8Async_ptsz, cuMemsetD2D8Async, 7000, PER_THREAD,                              \
+         (CUdeviceptr ptr, size_t pitch, unsigned char value, size_t width, size_t height,         \
+          CUstream stream))                                                                        \
+    HOOK(cuMemsetD16_v2, cuMemsetD16, 3020, LEGACY,                                                \
+         (CUdeviceptr ptr, unsigned short value, size_t n))                                        \
+    HOOK(cuMemsetD16_v2_ptds, cuMemsetD16, 7000, PER_THREAD,                                       \
+         (CUdeviceptr ptr, unsigned short value, size_t n))                                        \
+    HOOK(cuMemsetD16Async, cuMemsetD16Async, 3020, LEGACY,                                         \
+         (CUdeviceptr ptr, unsigned short value, size_t n, CUstream stream))                       \
+    HOOK(cuMemsetD16Async_ptsz, cuMemsetD16Async, 7000, PER_THREAD,                                \
+         (CUdeviceptr ptr, unsigned short value, size_t n, CUstream stream))                       \
+    HOOK(cuMemsetD2D16_v2, cuMemsetD2D16, 3020, LEGACY,                                            \
+         (CUdeviceptr ptr, size_t pitch, unsigned short value, size_t width, size_t height))       \
+    HOOK(cuMemsetD2D16_v2_ptds, cuMemsetD2D16, 7000, PER_THREAD,                                   \
+         (CUdeviceptr ptr, size_t pitch, unsigned short value, size_t width, size_t height))       \
+    HOOK(cuMemsetD2D16Async, cuMemsetD2D16Async, 3020, LEGACY,                                     \
+         (CUdeviceptr ptr, size_t pitch, unsigned short value, size_t width, size_t height,        \
+          CUstream stream))                                                                        \
+    HOOK(cuMemsetD2D16Async_ptsz, cuMemsetD2D16Async, 7000, PER_THREAD,                            \
+         (CUdeviceptr ptr, size_t pitch, unsigned short value, size_t width, size_t height,        \
+          CUstream stream))                                                                        \
+    HOOK(cuMemsetD32_v2, cuMemsetD32, 3020, LEGACY,                                                \
+         (CUdeviceptr ptr, unsigned int value, size_t n))                                          \
+    HOOK(cuMemsetD32_v2_ptds, cuMemsetD32, 7000, PER_THREAD,                                       \
+         (CUdeviceptr ptr, unsigned int value, size_t n))                                          \
+    HOOK(cuMemsetD32Async, cuMemsetD32Async, 3020, LEGACY,                                         \
+         (CUdeviceptr ptr, unsigned int value, size_t n, CUstream stream))                         \
+    HOOK(cuMemsetD32Async_ptsz, cuMemsetD32Async, 7000, PER_THREAD,                                \
+         (CUdeviceptr ptr, unsigned int value, size_t n, CUstream stream))                         \
+    HOOK(cuMemsetD2D32_v2, cuMemsetD2D32, 3020, LEGACY,                                            \
+         (CUdeviceptr ptr, size_t pitch, unsigned int value, size_t width, size_t height))         \
+    HOOK(cuMemsetD2D32_v2_ptds, cuMemsetD2D32, 7000, PER_THREAD,                                   \
+         (CUdeviceptr ptr, size_t pitch, unsigned int value, size_t width, size_t height))         \
+    HOOK(cuMemsetD2D32Async, cuMemsetD2D32Async, 3020, LEGACY,                                     \
+         (CUdeviceptr ptr, size_t pitch, unsigned int value, size_t width, size_t height,          \
+          CUstream stream))                                                                        \
+    HOOK(cuMemsetD2D32Async_ptsz, cuMemsetD2D32Async, 7000, PER_THREAD,                            \
+         (CUdeviceptr ptr, size_t pitch, unsigned int value, size_t width, size_t height,          \
+          CUstream stream))                                                                        \
+    HOOK(cuMemcpyDtoD_v2, cuMemcpyDtoD, 3020, LEGACY,                                              \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes))                                         \
+    HOOK(cuMemcpyDtoD_v2_ptds, cuMemcpyDtoD, 7000, PER_THREAD,                                     \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes))                                         \
+    HOOK(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync, 3020, LEGACY,                                    \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                        \
+    HOOK(cuMemcpyDtoDAsync_v2_ptsz, cuMemcpyDtoDAsync, 7000, PER_THREAD,                           \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                        \
+    HOOK(cuMemcpy, cuMemcpy, 4000, LEGACY, (CUdeviceptr to, CUdeviceptr from, size_t bytes))       \
+    HOOK(cuMemcpy_ptds, cuMemcpy, 7000, PER_THREAD,                                                \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes))                                         \
+    HOOK(cuMemcpyAsync, cuMemcpyAsync, 4000, LEGACY,                                               \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                        \
+    HOOK(cuMemcpyAsync_ptsz, cuMemcpyAsync, 7000, PER_THREAD,                                      \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))
 
 #define VGPU_NVML_HOOKS(HOOK)                                                                      \
     HOOK(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))                    \
@@ -130,7 +282,14 @@
     USE(cuMemPoolGetAttribute, (CUmemoryPool pool, int attribute, void *value))                    \
     USE(cuStreamGetCtx, (CUstream stream, CUcontext * ctx))                                        \
     USE(cuStreamIsCapturing, (CUstream stream, int *status))                                       \
-    USE(cuStreamIsCapturing_ptsz, (CUstream stream, int *status))
+    USE(cuStreamIsCapturing_ptsz, (CUstream stream, int *status))                                  \
+    USE(cuThreadExchangeStreamCaptureMode, (int *mode))                                            \
+    USE(cuEventCreate, (CUevent * event, unsigned int flags))                                      \
+    USE(cuEventRecord, (CUevent event, CUstream stream))                                           \
+    USE(cuEventQuery, (CUevent event))                                                             \
+    USE(cuEventElapsedTime, (float *ms, CUevent start, CUevent end))                               \
+    USE(cuEventElapsedTime_v2, (float *ms, CUevent start, CUevent end))                            \
+    USE(cuPointerGetAttribute, (void *value, int attribute, CUdeviceptr ptr))
 
 #define VGPU_NVML_USES(USE)                                                                        \
     USE(nvmlInit_v2, (void))                                                                       \
@@ -138,6 +297,9 @@
     USE(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device))                       \
     USE(nvmlDeviceGetUUID, (nvmlDevice_t device, char *uuid, unsigned int length))                 \
     USE(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index))                            \
+    USE(nvmlDeviceGetProcessUtilization,                                                           \
+        (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,        \
+         unsigned long long since_us))                                                             \
     USE(nvmlDeviceGetComputeRunningProcesses_v3,                                                   \
         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                      \
     USE(nvmlDeviceGetComputeRunningProcesses_v2,                                                   \

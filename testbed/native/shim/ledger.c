@@ -138,14 +138,17 @@ void vgpu_ledger_book(const struct vgpu_budget *budget, const struct vgpu_bookin
     add(&ledger->charged_ns, booking->charged);
     if (booking->weak) add(&ledger->weak_ns, booking->booked);
     /* A long kernel was at work before it is booked: its share of earlier ticks too, so that
-     * NVML's interval and ours hold the same work. */
-    int64_t from = now - booking->span;
+     * NVML's interval and ours hold the same work; but nothing before the newest sample,
+     * which has been taken and would miss it. */
+    int64_t from = now - booking->span, taken = (int64_t)get(&ledger->sample_ns);
+    if (from < taken && taken <= now) from = taken;
+    double span = (double)(now - from);
     uint64_t first = (uint64_t)(from > 0 ? from : 0) / VGPU_HISTORY_TICK_NS + 1;
     if (last - first >= VGPU_HISTORY && first <= last) first = last - VGPU_HISTORY + 1;
     for (uint64_t i = first; i <= last; i++) {
         struct vgpu_history *entry = entry_of(ledger, i);
         if (get(&entry->tick) != i) continue;
-        double part = (double)((int64_t)(i * VGPU_HISTORY_TICK_NS) - from) / (double)booking->span;
+        double part = (double)((int64_t)(i * VGPU_HISTORY_TICK_NS) - from) / span;
         add(&entry->booked_ns[booking->is_long], part * booking->booked);
         add(&entry->charged_ns, part * booking->charged);
         if (booking->weak) add(&entry->weak_ns, part * booking->booked);

@@ -16,7 +16,6 @@
 
 void vgpu_meter_init(struct vgpu_meter *m, const struct vgpu_meter_ops *ops, void *env,
                      struct vgpu_budget budget) {
-    memset(m, 0, sizeof *m);
     m->ops = ops;
     m->env = env;
     m->budget = budget;

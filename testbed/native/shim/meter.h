@@ -106,6 +106,7 @@ struct vgpu_admission {
     bool finish;    /* call vgpu_meter_launched whatever happened */
 };
 
+/* `meter` is zeroed memory. */
 void vgpu_meter_init(struct vgpu_meter *meter, const struct vgpu_meter_ops *ops, void *env,
                      struct vgpu_budget budget);
 

@@ -20,13 +20,21 @@ typedef struct {
     unsigned int gpu_instance, compute_instance;
 } nvmlProcessInfo_t; /* v2 and v3 */
 
+typedef struct {
+    unsigned int pid;
+    unsigned long long time_us;
+    unsigned int sm, memory, encoder, decoder; /* percent */
+} nvmlProcessUtilizationSample_t;
+
 enum {
     NVML_SUCCESS = 0,
+    NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 };
 
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvml memory v2");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvml process info");
+_Static_assert(sizeof(nvmlProcessUtilizationSample_t) == 32, "nvml process utilisation");
 
 #endif

@@ -2,6 +2,7 @@
 #include "nvml_probe.h"
 
 #include "account.h"
+#include "clock.h"
 #include "hooks.h"
 #include "lookup.h"
 #include "sys.h"
@@ -48,4 +49,65 @@ int vgpu_nvml_index(const char *uuid) {
     nvmlReturn_t result = VGPU_CALL(nvmlDeviceGetIndex, device, &index);
     VGPU_CALL(nvmlShutdown);
     return result == NVML_SUCCESS && index < 1024 ? (int)index : -1;
+}
+
+/* --- utilisation ------------------------------------------------------------------------ */
+
+#define NEAR (100 * VGPU_SEC)
+
+static struct watched {
+    bool open, known; /* known: our own pids were among NVML's once */
+    nvmlDevice_t device;
+    unsigned long long seen_us;
+    int64_t retry;
+} watched[VGPU_MAX_DEVICES];
+
+/* NVML's time stamps are of the node's wall clock; a driver may have them of another. */
+static bool monotonic(unsigned long long us, int64_t now, int64_t *ns) {
+    int64_t time = (int64_t)us * 1000, real = vgpu_clock_real();
+    if (time > real - NEAR && time < real + NEAR) time -= real - now;
+    else if (time < now - NEAR || time > now + NEAR) return false;
+    *ns = time;
+    return true;
+}
+
+bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid, void *data),
+                     void *data, struct vgpu_usage *usage, int64_t now) {
+    struct watched *w = &watched[entry];
+    if (uuid[0] == '\0' || now < w->retry || VGPU_REAL(nvmlDeviceGetProcessUtilization) == NULL)
+        return false;
+    if (!w->open) { /* kept open: to begin anew costs more than a launch may wait */
+        w->open = begin(uuid, &w->device);
+        if (!w->open) {
+            w->retry = now + 10 * VGPU_SEC;
+            return false;
+        }
+    }
+    nvmlProcessUtilizationSample_t samples[MOST];
+    unsigned int count = MOST;
+    nvmlReturn_t result =
+        VGPU_CALL(nvmlDeviceGetProcessUtilization, w->device, samples, &count, w->seen_us);
+    if (result != NVML_SUCCESS && result != NVML_ERROR_NOT_FOUND) {
+        w->retry = now + 10 * VGPU_SEC;
+        return false;
+    }
+    if (result == NVML_ERROR_NOT_FOUND) count = 0;
+    unsigned long long newest = 0;
+    double own = 0, other = 0;
+    for (unsigned int i = 0; i < count && i < MOST; i++) {
+        if (samples[i].time_us > newest) newest = samples[i].time_us;
+        if (samples[i].sm > 100) continue; /* seen in the field */
+        bool is_own = ours(samples[i].pid, data);
+        w->known |= is_own;
+        *(is_own ? &own : &other) += samples[i].sm / 100.0;
+    }
+    unsigned long long before = w->seen_us;
+    if (newest <= before) return false; /* nobody was active, or nothing is new */
+    w->seen_us = newest;
+    if (before == 0 || !w->known || !monotonic(before, now, &usage->from) ||
+        !monotonic(newest, now, &usage->until) || usage->until > now)
+        return false;
+    usage->own = own < 1 ? own : 1;
+    usage->other = other < 1 ? other : 1;
+    return true;
 }

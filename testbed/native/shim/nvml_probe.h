@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ledger.h"
+
 struct vgpu_sample {
     bool own_known; /* the process list is readable; own_bytes is 0 where we are not in it */
     uint64_t own_bytes;
@@ -15,5 +17,11 @@ struct vgpu_sample {
 
 struct vgpu_sample vgpu_nvml_sample(const char *uuid);
 int vgpu_nvml_index(const char *uuid); /* -1 = not known */
+
+/* NVML's newest utilisation of a device's processes, told apart by `ours`. False where NVML
+ * tells none, or not of processes that this container knows by pid (then it counts in
+ * another PID namespace). `entry` numbers what is remembered between calls. */
+bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid, void *data),
+                     void *data, struct vgpu_usage *usage, int64_t now);
 
 #endif

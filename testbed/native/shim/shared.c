@@ -175,8 +175,7 @@ void vgpu_shared_open(struct vgpu_limits *limits) {
 /* At first use, and after a program closed all its descriptors. */
 static bool open_lock_file(void) {
     if (lock_path[0] == '\0') { /* private: what was shared with relatives is lost */
-        vgpu_unmap(hami, VGPU_REGION_BYTES);
-        extension = NULL;
+        extension = NULL; /* not unmapped: launches of other threads count in it */
         open_private();
         return extension != NULL && lock_file_is_open();
     }
@@ -364,4 +363,24 @@ void vgpu_shared_publish(int device, const struct vgpu_device_use *use) {
 void vgpu_shared_denied(int device) {
     if (extension != NULL)
         atomic_fetch_add((_Atomic uint64_t *)&extension->denied[device], 1);
+}
+
+struct vgpu_extension *vgpu_shared_extension(void) { return extension; }
+
+struct vgpu_process_record *vgpu_shared_record(void) {
+    if (extension == NULL || record == RECORD_NONE) return NULL;
+    struct vgpu_process_record *own = &extension->records[record];
+    return LOAD(own->generation) == record_generation ? own : NULL;
+}
+
+bool vgpu_shared_compute(struct vgpu_limits *limits, uint64_t *seen) {
+    if (extension == NULL || !limits->from_region || LOAD(extension->checksum) == *seen)
+        return false;
+    struct vgpu_constant copy;
+    uint64_t checksum = LOAD(extension->checksum);
+    if (!valid(extension, &copy) || copy.device_count != limits->count)
+        return false; /* in the middle of a change, or spoiled: what held, holds */
+    vgpu_compute_from_constant(limits, &copy);
+    *seen = checksum;
+    return true;
 }

@@ -36,4 +36,13 @@ void vgpu_shared_publish(int device, const struct vgpu_device_use *use);
 
 void vgpu_shared_denied(int device);
 
+/* For the compute side, which takes no lock of the region: every word is atomic by itself.
+ * NULL where nothing is shared. These two may be called without the process's lock. */
+struct vgpu_extension *vgpu_shared_extension(void);
+struct vgpu_process_record *vgpu_shared_record(void); /* this process's, NULL while it has none */
+
+/* Takes the compute limits anew where the region's constant part was changed and is valid;
+ * false where nothing changed. `seen` is the checksum that the caller knows. */
+bool vgpu_shared_compute(struct vgpu_limits *limits, uint64_t *seen);
+
 #endif

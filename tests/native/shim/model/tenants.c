@@ -267,7 +267,7 @@ static void make(int count) {
             p->off = number("off", i, 0) * 1e6;
             p->start = (int64_t)(number("start", i, 0) * 1e9) + VGPU_SEC;
             p->stop = (int64_t)(number("stop", i, 1e6) * 1e9) + VGPU_SEC;
-            p->meter = malloc(sizeof *p->meter);
+            p->meter = calloc(1, sizeof *p->meter);
             vgpu_meter_init(p->meter, &ops, p, budget_of(c));
             model_thread(body, p);
         }

@@ -1,0 +1,59 @@
+/* One device as this process uses it: its rules, its neighbours, its counters, and what
+ * follows from them for launches. Renewed by whichever thread launches when it is due. */
+#ifndef VGPU_SHIM_PLACE_H
+#define VGPU_SHIM_PLACE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "card_page.h"
+#include "limits.h"
+#include "meter.h"
+#include "presence.h"
+#include "sys.h"
+
+struct vgpu_place {
+    int entry;
+    char uuid[VGPU_UUID_BYTES];
+    atomic_bool measured;      /* launches pass the meter */
+    _Atomic int64_t next_tick; /* CLOCK_MONOTONIC; due then */
+    _Atomic unsigned current;  /* which of the regimes below holds */
+    struct vgpu_regime regimes[2];
+    struct vgpu_budget budget;
+
+    /* counted by the threads that launch, written out at ticks */
+    _Atomic uint64_t launches, granted_ns, waited_ns[VGPU_WAIT_PRIORITY + 1];
+    _Atomic int64_t outstanding_ns; /* in flight, of all contexts on the device */
+    atomic_bool yielding;
+    _Atomic int last_error;
+
+    /* of the thread that ticks */
+    struct vgpu_lock ticking;
+    struct vgpu_limits limits;
+    uint64_t checksum;
+    struct vgpu_rules rules;
+    struct vgpu_card_page page;
+    bool paged, siblings;
+    int64_t next_slow, launched_at, began, fed_at;
+    uint64_t launches_seen, stamp;
+    struct written { /* what of the counters the region has */
+        uint64_t launches, granted_ns, waited_ns[VGPU_WAIT_PRIORITY + 1];
+    } written;
+};
+
+/* The place of a device of the container (`device`: as CUDA numbers it); NULL where there is nothing to do on it. */
+struct vgpu_place *vgpu_place_of(int entry, int device);
+void vgpu_places_forget(void); /* in a forked child */
+
+/* Does what is due; never waits for another thread that does. */
+void vgpu_place_tick(struct vgpu_place *place, int64_t now);
+
+/* Writes the counters out, so that who looks after a synchronisation sees all. */
+void vgpu_place_flush(struct vgpu_place *place);
+
+static inline const struct vgpu_regime *vgpu_place_regime(struct vgpu_place *place) {
+    return &place->regimes[atomic_load_explicit(&place->current, memory_order_acquire) & 1];
+}
+
+#endif
