@@ -20,8 +20,10 @@ _SHORTEST_NS, _LONGEST_NS = 20 * MS, 1500 * MS
 _LAG_NS = 100 * MS
 #: Until a sample that is due comes.
 _RETRY_NS = 15 * MS
-#: A sample may appear this much earlier than the last one, so the phase is followed.
-_EARLY_NS = 4 * MS
+#: How much earlier than a period after the last sample was found the next one is asked
+#: for: a little where it had been asked for in vain before, so it is there about now;
+#: more where the first question found it, which may have been long after it came.
+_EARLY_NS, _EARLIER_NS = 4 * MS, 16 * MS
 #: Windows older than this say nothing of the present.
 FRESH_NS = 2_000 * MS
 _PERCENT = 100
@@ -58,6 +60,7 @@ class Sampler:
     due_ns: int = 0
     #: False while the card is busy and no process is told to be the cause.
     process_samples: bool = True
+    _in_vain: bool = False
     _last_ns: int = 0
     _told_ns: int = 0
     _missing_since_ns: int = 0
@@ -84,6 +87,7 @@ class Sampler:
             return self._by_card(reading, reading.card_stamp_us, now_ns=now_ns, real_ns=real_ns)
         if reading.offered and reading.card_pct == 0:
             return self._by_silence(now_ns)
+        self._in_vain = True
         if reading.card_pct or not reading.offered:
             self._missing(reading, now_ns)
             if not self.process_samples:
@@ -151,7 +155,9 @@ class Sampler:
             self._learn(gap)
         known = self._last_ns and _SHORTEST_NS <= gap <= _LONGEST_NS
         self._last_ns, self._told_ns = stamp_ns, now_ns
-        self.due_ns = now_ns + self.period_ns - _EARLY_NS
+        early_ns = _EARLY_NS if self._in_vain else _EARLIER_NS
+        self.due_ns = now_ns + self.period_ns - early_ns
+        self._in_vain = False
         return Window(
             stamp_ns=stamp_ns,
             interval_ns=gap if known else self.period_ns,
