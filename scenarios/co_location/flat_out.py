@@ -25,8 +25,8 @@ from typing import Any
 
 from facts import emit, released, wait_for_release
 
-#: Steps in the queue of a card: some 25 ms of an A100 at work.
-DEPTH = 6
+#: Steps in the queue of a card: some 70 ms of an A100 at work, so that a busy host is not felt.
+DEPTH = 16
 #: Width and batch of the model's layers, and how many there are.
 SIZE, LAYERS = 2048, 4
 #: About 1 ms of an A100's clock (1.41 GHz).
