@@ -94,6 +94,11 @@ class HealthWatch:
             self._reopen_at = 0.0
         text = self._cleared() if self._health.faults else ""
         cleared = named(text, self._cards)
+        for word in text.split(",") if text else ():
+            if not named(word, self._cards):
+                _log.warning("%r is no card of this node, so none is well for it", word.strip())
+        for uuid in cleared & silent.keys():
+            _log.warning("card %s is not well for an operator's word: %s", uuid, silent[uuid])
         actions = self._nvml.recovery_actions() if self._health.faults else {}
         for uuid in silent.keys() - self._health.silent.keys():
             _log.error("card %s is unhealthy: %s", uuid, silent[uuid])

@@ -191,7 +191,7 @@ class Plugin:
             # Our rights are to patch the node, and a patch answers with what it has.
             text = self._api.patch_node({}).get(names.NODE_CARDS_RECOVERED, "")
             if text:
-                _log.info("annotation %s=%s heeded", names.NODE_CARDS_RECOVERED, text)
+                _log.info("annotation %s=%s read and taken away", names.NODE_CARDS_RECOVERED, text)
                 self._api.patch_node({names.NODE_CARDS_RECOVERED: None})
         except ApiError as error:
             _log.warning("the node cannot be read: %s", error.text())

@@ -95,6 +95,18 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, text: str) -> None:
     assert not Started(tmp_path).watch.unhealthy
 
 
+def test_a_mistyped_word_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    health = Started(tmp_path)
+    health.raises("GPU-a", 48)
+    health.word = "GPU-a, GPU-x"
+    health.driver.silent = {"GPU-a": "GPU is lost"}
+    health.watch.look(0.0)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("'GPU-x' is no card" in text for text in said)
+    assert any("not well for an operator's word: GPU is lost" in text for text in said)
+    assert health.watch.unhealthy
+
+
 def test_a_lost_card_is_looked_for_by_a_driver_opened_anew(tmp_path: Path) -> None:
     health = Started(tmp_path)
     health.driver.silent = {"GPU-a": "GPU is lost"}
