@@ -17,7 +17,7 @@ help: ## Show this help
 
 setup: $(VENV)/.stamp ## Make the virtual environment from the lock file
 
-$(VENV)/.stamp: requirements.lock pyproject.toml
+$(VENV)/.stamp: requirements.lock pyproject.toml tools/setup-venv
 	@tools/setup-venv "$(PYTHON)" "$(VENV)"
 	@touch $@
 

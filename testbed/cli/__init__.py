@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 
 def main() -> None:
     """Run the command line."""
-    from testbed.cli import signals
-
-    # Before the rest is imported, which takes a while: no key may show a traceback.
-    signals.install()
     began: list[str] = []
     try:
+        # Before the rest is imported, which takes a while: no key may show a traceback.
+        # What was pressed while Python started is answered here.
+        from testbed.cli import signals
+
+        signals.install()
         from testbed.cli import output
         from testbed.cli.main import app
 
         began = output.began
-        app()
+        app(prog_name="testbed")
     except KeyboardInterrupt:
         _answer(began, "interrupted")
         print("interrupted", file=sys.stderr)
@@ -34,6 +34,8 @@ def _answer(began: list[str], what: str) -> None:
 
     A command that has begun does so itself, or has printed its own.
     """
+    import json
+
     given = " ".join(sys.argv[1:]).replace("=", " ")
     asked = any(word in given for word in ("--json", "-o json", "-ojson", "--output json"))
     if asked and not began:

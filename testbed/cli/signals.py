@@ -7,6 +7,8 @@ import signal
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: How soon an interrupt that came in the middle of an import is tried again.
+_AGAIN_S = 0.01
 _AGAIN = b"already ending: what was started is being taken down\n"
 
 
@@ -20,14 +22,30 @@ def install() -> None:
     for each in _SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
             signal.signal(each, _first)
+    # The launcher (tools/setup-venv) holds them back while Python starts.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _first(number: int, frame: FrameType | None) -> None:
-    del number, frame
+    del number
+    if _importing(frame):
+        # Libraries swallow what is raised while they are imported; an import is soon over.
+        signal.signal(signal.SIGALRM, _first)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        return
     for each in _SIGNALS:
         if signal.getsignal(each) is not signal.SIG_IGN:
             signal.signal(each, _later)
     raise KeyboardInterrupt
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether what was interrupted is, or was called by, the import of a module."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _later(number: int, frame: FrameType | None) -> None:

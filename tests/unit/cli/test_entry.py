@@ -1,0 +1,79 @@
+"""The command as it is installed: a Ctrl-C at any moment is an answer, never a traceback."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "testbed"
+#: Moments of the first tenth of a second, in which Python starts and imports.
+MOMENTS_S = [0.004 * step for step in range(25)]
+#: By the launcher's shell, which has nothing to say; by the command.
+ENDS = (-signal.SIGINT, 2)
+
+
+def test_the_command_is_the_launcher_of_setup_venv():
+    assert COMMAND.read_text().startswith("#!/bin/sh\n")
+    done = subprocess.run([COMMAND, "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: testbed " in done.stdout
+
+
+def test_an_interrupt_at_any_moment_of_the_start(tmp_path):
+    """The command is one that waits for ever, so that no signal comes too late."""
+    seen = set()
+    for moment in MOMENTS_S:
+        with subprocess.Popen(
+            [COMMAND, "card", "shell", "--no-torch", "sleep", "60"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            start_new_session=True,
+        ) as process:
+            time.sleep(moment)  # which moment it is does not matter, that it is another does
+            process.send_signal(signal.SIGINT)
+            try:
+                out, err = process.communicate(timeout=5)
+            except subprocess.TimeoutExpired:  # it had begun: now it is the command's affair
+                process.terminate()
+                process.communicate(timeout=20)
+                continue
+        assert "Traceback" not in err and out == ""
+        assert process.returncode in ENDS, err
+        seen.add(process.returncode)
+    assert 2 in seen  # some of them came while Python was there
+
+
+def test_a_signal_that_waited_is_answered_at_once():
+    """The mask that the launcher sets is taken off, and what came meanwhile is not lost."""
+    program = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+os.kill(os.getpid(), signal.SIGINT)
+from testbed.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_command_s_children_have_no_signal_blocked(number):
+    script = f"kill -{number.value} $$; echo alive"
+    done = subprocess.run(
+        [COMMAND, "card", "shell", "--no-torch", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (128 + number, "")
