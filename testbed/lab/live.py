@@ -33,6 +33,7 @@ class LiveProgress:
 
     Args:
         show: Shows a drawing in a new output and returns what replaces it there.
+        cell: Returns what is another value in another cell: it gets another output.
         clock: Monotonic seconds.
     """
 
@@ -40,9 +41,12 @@ class LiveProgress:
         self,
         show: Callable[[Drawing], Callable[[Drawing], None]],
         *,
+        cell: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._show = show
+        self._cell = cell
+        self._shown_in: object = None
         self._clock = clock
         self._replace: Callable[[Drawing], None] | None = None
         self._steps: list[LiveStep] = []
@@ -67,8 +71,9 @@ class LiveProgress:
         return self._clock()
 
     def began(self, step: LiveStep) -> None:
-        if not any(each.open for each in self._steps):
-            # The first of a cell, or the first after all others ended: a new output.
+        cell = self._cell()
+        if cell != self._shown_in:
+            self._shown_in = cell
             self._steps, self._replace, self._chart = [], None, None
         step.depth = sum(each.open for each in self._steps)
         step.open = True

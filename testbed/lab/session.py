@@ -53,7 +53,9 @@ class Session:
             stream = _Appending(Path(environ[PROGRESS]))
             self.progress = ConsoleProgress(stream=stream, tty=False)
         elif self.attended and getattr(shell, "kernel", None) is not None:
-            self.progress = self._live = LiveProgress(in_cell)
+            self.progress = self._live = LiveProgress(
+                in_cell, cell=lambda: getattr(shell, "execution_count", None)
+            )
         else:
             self.progress = ConsoleProgress(stream=sys.stdout, tty=False)
         self._guard: kernel.Guard | None = None

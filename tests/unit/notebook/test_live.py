@@ -41,18 +41,22 @@ def chart() -> Chart:
 
 def test_steps_of_one_cell_share_an_output_and_end_as_lines() -> None:
     cell, clock = Cell(), Clock()
-    progress = LiveProgress(cell.show, clock=clock)
+    count = 1
+    progress = LiveProgress(cell.show, cell=lambda: count, clock=clock)
     with progress.step("outer"):
         with progress.step("inner") as inner:
             clock.now += 2
             inner.update("half\nway")
         clock.now += 1
+    with progress.step("after"):
+        pass
     (output,) = cell.outputs
     texts = [repr(drawing) for drawing in output]
     assert texts[0] == "… outer  0s"
     assert "… outer  2s\n  … inner  2s  half way" in texts
-    assert texts[-1] == "✓ outer  3.0s\n  ✓ inner  2.0s"
-    # The next cell's first step has an output of its own.
+    assert texts[-1] == "✓ outer  3.0s\n  ✓ inner  2.0s\n✓ after  0.0s"
+    # The next cell has an output of its own.
+    count = 2
     with pytest.raises(ValueError), progress.step("next <b>"):
         raise ValueError
     assert len(cell.outputs) == 2
@@ -73,7 +77,8 @@ def test_updates_are_drawn_at_a_bounded_rate() -> None:
 
 def test_a_chart_is_due_however_often_the_steps_are_updated() -> None:
     cell, clock = Cell(), Clock()
-    progress = LiveProgress(cell.show, clock=clock)
+    count = 1
+    progress = LiveProgress(cell.show, cell=lambda: count, clock=clock)
     drawn = 0
     with progress.step("long") as step:
         for _ in range(100):
@@ -85,6 +90,7 @@ def test_a_chart_is_due_however_often_the_steps_are_updated() -> None:
     assert 9 <= drawn <= 11
     page = cell.outputs[0][-1]._repr_html_()
     assert "<svg" in page and "a: asked 3 GiB" in page and ".vgpu-chart" in page
+    count = 2
     with progress.step("another"):
         pass
     assert "<svg" not in cell.outputs[1][-1]._repr_html_()
