@@ -1,15 +1,7 @@
-/* cuDNN on an emulated card: handles, and the calls outside the graph interface that torch
- * makes for batch normalisation. Recurrent networks, CTC loss and the like answer "not
- * supported"; torch has kernels of its own for them (torch.backends.cudnn.enabled = False).
- */
+/* cuDNN on an emulated card: handles, tensors, and the calls outside the graph interface
+ * that torch makes for batch normalisation and grid_sample. CTC loss and the like answer
+ * "not supported"; torch has kernels of its own (torch.backends.cudnn.enabled = False). */
 #include "cudnn.h"
-
-#define MOST_DIMENSIONS 8 /* CUDNN_DIM_MAX */
-
-struct tensor {
-    int type, count;
-    int sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
-};
 
 /* --- handles ---------------------------------------------------------------------------- */
 
@@ -196,4 +188,60 @@ API int cudnnBatchNormalizationBackwardEx(struct dnn_handle *handle, int mode, i
     (void)mode, (void)operations, (void)alpha_data, (void)beta_data, (void)alpha_parameters;
     (void)beta_parameters;
     return normalise(handle, x, 5); /* x and dy for the sums, both again, dx */
+}
+
+/* --- sampling at the points of a grid ------------------------------------------------------ */
+
+API int cudnnCreateSpatialTransformerDescriptor(void **transformer)
+{
+    if (!transformer)
+        return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+    *transformer = calloc(1, 1); /* what it says is in the tensors too */
+    return *transformer ? CUDNN_STATUS_SUCCESS
+                        : CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED;
+}
+
+API int cudnnDestroySpatialTransformerDescriptor(void *transformer)
+{
+    free(transformer);
+    return CUDNN_STATUS_SUCCESS;
+}
+
+API int cudnnSetSpatialTransformerNdDescriptor(void *transformer, int sampler, int type, int count,
+                                               const int *sizes)
+{
+    (void)sampler, (void)type, (void)count, (void)sizes;
+    return transformer ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+}
+
+static int sample(struct dnn_handle *handle, const struct tensor *x, const struct tensor *y,
+                  unsigned int passes)
+{
+    if (!handle || !x || !y)
+        return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+    struct work work = memory_work(times(plus(bytes_of(x), bytes_of(y)), passes));
+    return work_launch(&work, handle->stream) == 0 ? CUDNN_STATUS_SUCCESS
+                                                   : CUDNN_STATUS_EXECUTION_FAILED;
+}
+
+API int cudnnSpatialTfSamplerForward(struct dnn_handle *handle, void *transformer,
+                                     const void *alpha, const struct tensor *x_tensor,
+                                     const void *x, const void *grid, const void *beta,
+                                     const struct tensor *y_tensor, void *y)
+{
+    (void)transformer, (void)alpha, (void)x, (void)grid, (void)beta, (void)y;
+    return sample(handle, x_tensor, y_tensor, 1);
+}
+
+API int cudnnSpatialTfSamplerBackward(struct dnn_handle *handle, void *transformer,
+                                      const void *alpha, const struct tensor *x_tensor,
+                                      const void *x, const void *beta,
+                                      const struct tensor *dx_tensor, void *dx,
+                                      const void *alpha_grid, const struct tensor *dy_tensor,
+                                      const void *dy, const void *grid, const void *beta_grid,
+                                      void *grid_gradient)
+{
+    (void)transformer, (void)alpha, (void)x, (void)beta, (void)dx_tensor, (void)dx;
+    (void)alpha_grid, (void)dy, (void)grid, (void)beta_grid, (void)grid_gradient;
+    return sample(handle, x_tensor, dy_tensor, 2); /* and the gradients of both */
 }

@@ -9,6 +9,13 @@ struct dnn_handle {
     CUstream stream;
 };
 
+#define MOST_DIMENSIONS 8 /* CUDNN_DIM_MAX */
+
+struct tensor {
+    int type, count;
+    int sizes[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
+};
+
 /* A descriptor of the graph interface: a type, and attributes as they were set. Others
  * that it names are kept alive by it. */
 struct attribute {

@@ -132,7 +132,7 @@ FAMILIES: tuple[Family, ...] = (
                 "*value = of[type]; return 0; }}"
             ),
         },
-        written=("cudnn.c", "cudnn_backend.c", "cudnn_cost.c", *_WORK),
+        written=("cudnn.c", "cudnn_backend.c", "cudnn_cost.c", "cudnn_rnn.c", *_WORK),
     ),
     Family(
         soname="libcusparseLt.so",

@@ -137,6 +137,10 @@ enum {
 };
 
 enum { CUDNN_NUMERICAL_NOTE_TENSOR_CORE = 0 };
+enum { CUDNN_FMA_MATH = 3 }; /* cudnnMathType_t: no tensor cores */
+enum { CUDNN_LSTM = 2, CUDNN_GRU = 3 };
+enum { CUDNN_BIDIRECTIONAL = 1 };
+enum { CUDNN_RNN_NO_BIAS = 0 };
 
 /* cudnnBackendDescriptorType_t */
 enum {

@@ -157,6 +157,9 @@ SHORTER = {
     "cudnnBatchNormalizationForwardTrainingEx",
     "cudnnBatchNormalizationForwardInference",
     "cudnnBatchNormalizationBackwardEx",
+    "cudnnRNNForward",
+    "cudnnRNNBackwardData_v8",
+    "cudnnRNNBackwardWeights_v8",
 }
 STANDINS = SOURCES.parent / "standins"
 
@@ -213,7 +216,7 @@ def test_numbers_of_the_stand_ins(tmp_path: Path) -> None:
 def test_parameters_of_the_stand_ins() -> None:
     include = math_headers()
     theirs = parameters(preprocess(MATH, include), ";")
-    sources = ("cublas.c", "cublaslt.c", "cudnn.c", "cudnn_backend.c")
+    sources = ("cublas.c", "cublaslt.c", "cudnn.c", "cudnn_backend.c", "cudnn_rnn.c")
     ours: dict[str, int] = {}
     for source in sources:
         text = preprocess((STANDINS / source).read_text(), [STANDINS])

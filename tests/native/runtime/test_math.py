@@ -600,3 +600,67 @@ say(r=r, size=size.value, kind=kind.value, count=count.value, sizes=list(sizes),
     }  # fmt: skip
     tensor = 2 * 8 * 16 * 32 * 32
     assert [launch.bytes for launch in said.launches] == [3 * tensor, 2 * tensor, 5 * tensor]
+
+
+@pytest.mark.parametrize(
+    ("cell", "gates", "directions", "projected"),
+    [(2, 4, 1, 0), (3, 3, 2, 0), (0, 1, 1, 0), (2, 4, 2, 5)],
+)
+def test_a_recurrent_network_lies_in_one_piece_and_costs_its_gates(
+    run: Run, cell: int, gates: int, directions: int, projected: int
+) -> None:
+    inputs, hidden, layers, lengths = 6, 8, 3, [5, 4, 2]
+    output = projected or hidden
+    said = run(
+        f"""
+h = handle(dnn, "cudnnCreate", "cudnnSetStream")
+net, x, drop, m, b = (c.c_void_p() for _ in range(5))
+for name, d in (("RNN", net), ("RNNData", x), ("Dropout", drop), ("Tensor", m), ("Tensor", b)):
+    assert getattr(dnn, f"cudnnCreate{{name}}Descriptor")(ref(d)) == 0
+size = c.c_size_t()
+assert dnn.cudnnDropoutGetStatesSize(h, ref(size)) == 0 and size.value
+assert dnn.cudnnSetDropoutDescriptor(drop, h, c.c_float(0), p(64), size, c.c_ulonglong(1)) == 0
+assert dnn.cudnnSetRNNDescriptor_v8(net, 0, {cell}, 2, {directions - 1}, 0, 0, 0, 3, {inputs},
+                                    {hidden}, {projected}, {layers}, drop, 0) == 0
+lengths = (c.c_int * 3)(*{lengths})
+assert dnn.cudnnSetRNNDataDescriptor(x, 0, 1, 5, 3, {inputs}, lengths, None) == 0
+assert dnn.cudnnGetRNNWeightSpaceSize(h, net, ref(size)) == 0
+def lies(layer, number, matrix):
+    place, other, kind, count = c.c_void_p(), c.c_void_p(), c.c_int(), c.c_int()
+    sizes, strides = (c.c_int * 3)(), (c.c_int * 3)()
+    status = dnn.cudnnGetRNNWeightParams(h, net, layer, size, p(4096), number, m,
+        ref(place) if matrix else None, b, None if matrix else ref(place))
+    if status: return status
+    dnn.cudnnGetTensorNdDescriptor(m if matrix else b, 3, ref(kind), ref(count), sizes, strides)
+    return place.value and [place.value - 4096, list(sizes)]
+numbers = range({2 * gates + bool(projected)})
+places = [[lies(l, n, matrix) for n in numbers] for matrix in (True, False)
+          for l in range({layers * directions})]
+strange = [lies({layers * directions}, 0, True), lies(0, 99, True), lies(-1, 0, True)]
+work, reserve = c.c_size_t(), c.c_size_t(9)
+assert dnn.cudnnGetRNNTempSpaceSizes(h, net, 1, x, ref(work), ref(reserve)) == 0
+training = reserve.value
+assert dnn.cudnnGetRNNTempSpaceSizes(h, net, 0, x, ref(work), ref(reserve)) == 0
+none = [None] * 12
+r = [dnn.cudnnRNNForward(h, net, 1, None, x, *none),
+     dnn.cudnnRNNBackwardData_v8(h, net, None, x, None, None, x, *none),
+     dnn.cudnnRNNBackwardWeights_v8(h, net, 1, None, x, *none),
+     dnn.cudnnRNNForward(h, None, 1, None, x, *none)]
+say(r=r, size=size.value, places=places, strange=strange, training=training, plain=reserve.value)
+"""
+    )
+    pieces = [piece for row in said.values["places"] for piece in row if piece]
+    ends = 0
+    for offset, sizes in pieces:
+        # One behind another without gaps, as torch's views demand.
+        assert offset == ends
+        ends += 4 * math.prod(sizes)
+    assert ends == said.values["size"]
+    matrices = sum(
+        directions * (gates * hidden * (width + output) + (projected * hidden))
+        for width in [inputs, *[output * directions] * (layers - 1)]
+    )
+    assert said.values["r"] == [0, 0, 0, 2002] and said.values["strange"] == [2000] * 3
+    assert said.values["plain"] == 0 < said.values["training"]
+    assert [launch.flops for launch in said.launches] == [2 * matrices * sum(lengths)] * 3
+    assert {launch.precision for launch in said.launches} == {FP32}  # FMA math was asked for
