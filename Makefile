@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e clean
+.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-browser clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -49,6 +49,9 @@ test-component: prepare ## Webhook, extender, plugin, monitor against a real API
 
 test-e2e: prepare ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+test-browser: native ## The report's page in Chromium (Debian: chromium); not part of `make test`
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
 clean: ## Remove what was built in this folder (downloads stay in ~/.cache/vgpu-testbed)
 	@rm -rf build dist testbed/native/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
