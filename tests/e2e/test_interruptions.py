@@ -27,8 +27,8 @@ def clone(tmp_path):
     """A clone's folders with a small case, and one that goes on while others look."""
     folder = tmp_path / "scenarios" / "co_location"
     folder.mkdir(parents=True)
-    for name in ("question.py", "workload.py"):
-        shutil.copy(ROOT / "scenarios/co_location" / name, folder)
+    for path in (ROOT / "scenarios/co_location").glob("*.py"):
+        shutil.copy(path, folder)
     (folder / "small.yaml").write_text(
         "pods: {a: {gpumem: 4096}, b: {gpumem: 2048}}\nallocators: [native]\n"
     )
