@@ -51,6 +51,7 @@ test-e2e: prepare ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 test-browser: native ## The report's page in Chromium (Debian: chromium); not part of `make test`
+	@command -v chromium google-chrome chrome >/dev/null || { echo "no Chromium (Debian: apt-get install chromium)" >&2; exit 2; }
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
 clean: ## Remove what was built in this folder (downloads stay in ~/.cache/vgpu-testbed)

@@ -77,7 +77,7 @@ def run(
         from testbed.lab.scenario.cases import find_cases, scenarios_root
         from testbed.lab.scenario.leftovers import tidy
         from testbed.lab.scenario.record import EXIT_CODES
-        from testbed.lab.scenario.run import check_case, run_cases, run_folder
+        from testbed.lab.scenario.run import check_case, command_for, run_cases, run_folder
         from testbed.lab.testbed import Testbed, checked_name, cluster_spec
 
         root = scenarios_root()
@@ -112,6 +112,7 @@ def run(
                     after_error=lambda: tidy(testbed.kube, progress),
                     repeat=repeat,
                     began=_announce(len(cases), repeat),
+                    reproduce=command_for(cases, repeat, {"cards": cards, "nodes": nodes}),
                 )
                 if report.verdict == "error":
                     evidence = testbed.bundle(folder / "bundle")

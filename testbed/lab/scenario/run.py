@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -355,10 +355,14 @@ def run_cases(
     return report
 
 
-def command_for(cases: tuple[Case, ...], repeat: int = 1) -> str:
-    """Return the command that runs cases again."""
+def command_for(
+    cases: tuple[Case, ...], repeat: int = 1, options: Mapping[str, object] | None = None
+) -> str:
+    """Return the command that runs cases again, with those options that were given."""
     words = ["testbed", "run", *(str(case) for case in cases)]
-    return shlex.join(words + ([f"--repeat={repeat}"] if repeat > 1 else []))
+    given = {"repeat": repeat if repeat > 1 else None, **(options or {})}
+    words += [f"--{name}={value}" for name, value in given.items() if value]
+    return shlex.join(words)
 
 
 def finish(report: Report, folder: Path) -> None:

@@ -90,3 +90,22 @@ def test_files_that_are_none_are_named(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(InputError, match=r"question\.py cannot be loaded.*division by zero"):
             load_question(tmp_path)
+
+
+def test_the_command_that_runs_the_same_again() -> None:
+    cases = find_cases(ROOT / "scenarios", ("co_location/a100-example",))
+    assert run.command_for(cases) == "testbed run co_location/a100-example"
+    options = {"cards": "a100-80gb:2;t4", "nodes": None}
+    assert run.command_for(cases, 3, options) == (
+        "testbed run co_location/a100-example --repeat=3 '--cards=a100-80gb:2;t4'"
+    )
+
+
+def test_each_line_of_a_file_is_shown_once_and_whole(tmp_path: Path) -> None:
+    shown: list[str] = []
+    path = tmp_path / "log"
+    with run._tail(path, shown.append), path.open("a") as file:
+        for text in ("one\ntw", "o\n", "\xe9\n", "no end"):
+            file.write(text)
+            file.flush()
+    assert shown == ["one", "two", "é"]
