@@ -90,11 +90,9 @@ image = torch.empty(1, 3, 9, 9, device="cuda")
 for flags in ({"benchmark": True}, {"deterministic": True}, {"allow_tf32": False}):
     with torch.backends.cudnn.flags(enabled=True, **flags):
         convolutions.append(nn.Conv2d(3, 8, 3).cuda()(image))
-with torch.backends.cudnn.flags(enabled=False):
-    recurrent = nn.LSTM(8, 8).cuda()(torch.empty(2, 2, 8, device="cuda"))[0]
 torch.cuda.synchronize()
 say(shapes=shapes, others=[list(x.shape) for x in others],
-    convolutions=[list(x.shape) for x in convolutions], recurrent=list(recurrent.shape))
+    convolutions=[list(x.shape) for x in convolutions])
 """,
     )
     one = [[32, 32], [32], [], [32, 32], [1, 32, 32], [32, 32], [32, 32]]
@@ -103,7 +101,45 @@ say(shapes=shapes, others=[list(x.shape) for x in others],
     assert found["convolutions"] == [
         [2, 8, 14], [2, 8, 6, 6, 6], [2, 8, 10, 10], *[[1, 8, 7, 7]] * 3
     ]  # fmt: skip
-    assert found["recurrent"] == [2, 2, 8]
+    assert "not emulated" not in found["errors"]
+
+
+def test_recurrent_networks_train_and_keep_their_weights(cards: Cards, run: Run) -> None:
+    found = run(
+        cards(),
+        """
+import torch.nn as nn, torch.nn.functional as F
+done, kept = [], []
+cases = [(kind, options) for kind in (nn.LSTM, nn.GRU, nn.RNN)
+         for options in ({}, {"bidirectional": True, "num_layers": 2}, {"bias": False},
+                         {"dropout": 0.2, "num_layers": 3})]
+cases.append((nn.LSTM, {"proj_size": 4}))
+for kind, options in cases:
+    # Moving the network puts its parameters where the library wants them: as they were.
+    model = kind(6, 8, **options)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.cuda()
+    kept.append(all(torch.equal(before[n], v.cpu()) for n, v in model.state_dict().items()))
+    for dtype in (torch.float, torch.half):
+        model.to(dtype).train()
+        x = torch.randn(5, 3, 6).to("cuda", dtype).requires_grad_()
+        y = model(x)[0]
+        y.sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        width = options.get("proj_size", 8) * (2 if options.get("bidirectional") else 1)
+        done.append(list(y.shape) == [5, 3, width] and x.grad.shape == x.shape)
+packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 6).cuda(), [5, 4, 2])
+out, _ = nn.LSTM(6, 8).cuda()(packed)
+image, grid = (torch.empty(*size, device="cuda", requires_grad=True)
+               for size in ((1, 3, 8, 8), (1, 4, 4, 2)))
+sampled = F.grid_sample(image, grid, align_corners=True)
+sampled.sum().backward()
+say(done=done, kept=kept, packed=list(out.data.shape), sampled=list(sampled.shape))
+""",
+    )
+    assert found["kept"] == [True] * 13
+    assert found["done"] == [True] * 26
+    assert found["packed"] == [11, 8] and found["sampled"] == [1, 3, 4, 4]
     assert "not emulated" not in found["errors"]
 
 

@@ -390,14 +390,13 @@ def fails(f):
     except RuntimeError as error:
         return str(error)
 say(solve=fails(lambda: torch.linalg.solve(x, x)), fft=fails(lambda: torch.fft.fft(x)),
-    recurrent=fails(lambda: torch.nn.LSTM(8, 8).cuda()(
-        torch.empty(2, 2, 8, device="cuda"))),
+    grid=fails(lambda: torch.cudnn_affine_grid_generator(x[:2, :3].reshape(1, 2, 3), 1, 1, 4, 4)),
     again=fails(lambda: torch.fft.fft(x)), equal=round_trip(8))
 """,
     )
     assert "cusolver error" in found["solve"]
     assert "CUFFT" in found["fft"] and found["again"]
-    assert "not emulated in this version" in found["recurrent"]
+    assert "not emulated in this version" in found["grid"]
     for title in ("cuSOLVER", "cuFFT", "cuDNN"):
         line = f"{title} is not emulated in this version of vgpu-testbed"
         assert found["errors"].count(line) == 1
