@@ -295,10 +295,14 @@ def placement(parameters: Parameters, trial: Trial) -> Check:
         name="placement",
         verdict="fail" if wrong else "pass",
         asked="cards of their own" if parameters.apart else "one card",
-        workload=f"{len(set().union(*cards.values()))} cards" if cards else "",
+        workload=_counted(len(set().union(*cards.values()))),
         source="workload",
         reason=reason,
     )
+
+
+def _counted(number: int) -> str:
+    return "1 card" if number == 1 else f"{number} cards"
 
 
 # --- what is refused ---------------------------------------------------------------
