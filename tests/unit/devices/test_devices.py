@@ -306,7 +306,7 @@ def test_a_driver_that_samples_no_processes(monkeypatch: pytest.MonkeyPatch) -> 
     assert "lost" in Sampled(lost, refused)(monkeypatch).error
 
 
-def test_books_of_an_emulated_card(tmp_path: Path) -> None:
+def test_books_of_an_emulated_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot counts for the living owner of its lock, by the pid that we see."""
     (uuid,) = driver_root.make(tmp_path, [CardSpec(count=1)])
     root = DriverRoot(path="/x", emulated=True, nvml=tmp_path / "driver/libnvidia-ml.so.1")
@@ -318,10 +318,16 @@ def test_books_of_an_emulated_card(tmp_path: Path) -> None:
     size = ctypes.sizeof(card.SlotLayout)
     with (folder / "state").open("r+b") as file:
         os.pwrite(file.fileno(), struct.pack("<Q", 2), layout.slot_count.offset)
-        for index, busy in enumerate((5000, 7000)):
-            slot = card.SlotLayout(generation=1, pid=1, busy_ns=busy)
+        for index in range(2):
+            slot = card.SlotLayout(generation=1, pid=1)
             os.pwrite(file.fileno(), bytes(slot), layout.slots.offset + index * size)
         os.pwrite(file.fileno(), struct.pack("<I", 1), _clock_mode())
+    state = card.read(folder / "state")
+    used = (5000, 7000)
+    told = dataclasses.replace(
+        state, slots=tuple(dataclasses.replace(s, busy_ns=used[s.index]) for s in state.slots)
+    )
+    monkeypatch.setattr(card, "read", lambda _: told)
     assert card_book(root, uuid) == dataclasses.replace(book, clock="sharing"), "nobody lives"
     ready, wait = os.pipe(), os.pipe()
     child = os.fork()
