@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from testbed.card.profiles_figure import Confidence, Figure, Profile
 from testbed.card.profiles_models import ALL
-from testbed.errors import InputError
+from testbed.errors import InputError, known_hint
 
 __all__ = ["PROFILES", "Confidence", "Figure", "Profile", "load"]
 
