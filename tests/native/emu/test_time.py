@@ -11,6 +11,8 @@ import time
 import pytest
 from emu_harness import Emulation, Worker
 
+from testbed.card import profiles
+
 MS = 1_000_000
 IMAGE = "b'VGPU-EMULATED-KERNELS 1\\nlast spin\\nwork work\\n'"
 #: Names for the code in a worker: kernels of known length, and the time between events.
@@ -30,6 +32,9 @@ SETUP = f"""
     def between(a, b):
         return call('cuEventElapsedTime', a, b)
 """
+#: What a timing event costs on the card of the tests, between two of them.
+EVENT_MS = profiles.load("a100-80gb").figures["event_ns"].value / 1e6
+OVERHEAD_MS = profiles.load("a100-80gb").figures["launch_overhead_ns"].value / 1e6
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def test_a_kernel_takes_its_time(timed: Worker) -> None:
         call('cuStreamSynchronize', 0)
     """)
     assert timed("early") == ["CUDA_ERROR_NOT_READY"] * 2
-    assert timed("between(a, b)") == pytest.approx(5.0, abs=0.001)
+    assert timed("between(a, b)") == pytest.approx(5 + EVENT_MS, abs=0.0005)
     assert timed("error('cuEventQuery', b)") == "CUDA_SUCCESS"
 
 
@@ -179,9 +184,9 @@ def test_time_passes_without_anybody_looking(timed: Worker) -> None:
         c = event(t)
         time.sleep(0.5)
     """)
-    copy_ms = 24 * (1 << 20) / 24e9 * 1e3 + 0.002
-    assert timed("between(a, b)") == pytest.approx(300 + copy_ms, abs=0.001)
-    assert timed("between(b, c)") == pytest.approx(5, abs=0.001)
+    copy_ms = 24 * (1 << 20) / 24e9 * 1e3 + OVERHEAD_MS
+    assert timed("between(a, b)") == pytest.approx(300 + copy_ms + EVENT_MS, abs=0.0005)
+    assert timed("between(b, c)") == pytest.approx(5 + EVENT_MS, abs=0.0005)
 
 
 def test_a_queue_is_full_at_some_point(timed: Worker) -> None:
@@ -210,9 +215,9 @@ def test_default_stream_is_a_barrier(timed: Worker) -> None:
         d = event(s)      # behind the default stream
         call('cuCtxSynchronize')
     """)
-    assert timed("between(a, b)") == pytest.approx(10, abs=0.001)
+    assert timed("between(a, b)") == pytest.approx(10 + EVENT_MS, abs=0.0005)
     assert timed("between(a, c)") < 10
-    assert timed("between(b, d)") == pytest.approx(10, abs=0.001)
+    assert timed("between(b, d)") == pytest.approx(10 + EVENT_MS, abs=0.0005)
 
 
 def test_priorities(timed: Worker) -> None:
@@ -243,12 +248,14 @@ def test_work_takes_what_it_says(timed: Worker) -> None:
             call('cuStreamSynchronize', 0)
             return between(a, b)
     """)
-    overhead = 0.002
+    overhead = OVERHEAD_MS + EVENT_MS
     for precision, flops in enumerate((19.5e12, 156e12, 312e12, 9.7e12, 624e12)):
         assert timed(f"launch({10**12}, 0, {precision})") == pytest.approx(
             1e15 / flops + overhead, abs=0.001
         )
-    assert timed("launch(1, 2_039_000_000 * 87 // 100, 0)") == pytest.approx(1.002, abs=0.001)
+    assert timed("launch(1, 2_039_000_000 * 87 // 100, 0)") == pytest.approx(
+        1 + overhead, abs=0.001
+    )
 
 
 def test_torch_sleep(timed: Worker) -> None:
@@ -262,7 +269,7 @@ def test_torch_sleep(timed: Worker) -> None:
         b = event()
         call('cuStreamSynchronize', 0)
     """)
-    assert timed("between(a, b)") == pytest.approx(10.0, abs=0.001)
+    assert timed("between(a, b)") == pytest.approx(10 + EVENT_MS, abs=0.0005)
 
 
 def test_images_of_our_own(timed: Worker) -> None:
