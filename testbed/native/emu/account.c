@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 #define LOCK_PATIENCE_MS 10000
-#define LOOK_EVERY_NS 100000000ull
 /* Credit taken with what was asked for: so much, but not above this part of what is free. */
 #define CREDIT_BYTES (64ull << 20)
 #define CREDIT_PART 16
@@ -437,32 +436,4 @@ int account_own_slot(struct device *device)
         end(device);
     }
     return device->slot;
-}
-
-/* A program that only launches and copies makes no other call that would notice that its
- * lock is gone: look now and then. */
-static void look_after_lock(struct device *device)
-{
-    uint64_t now = emu_now_ns();
-    uint64_t before = __atomic_load_n(&device->looked_ns, __ATOMIC_RELAXED);
-    if (now - before < LOOK_EVERY_NS ||
-        !__atomic_compare_exchange_n(&device->looked_ns, &before, now, false, __ATOMIC_RELAXED,
-                                     __ATOMIC_RELAXED))
-        return;
-    driver_lock();
-    account_own_slot(device);
-    driver_unlock();
-}
-
-/* Without the lock. */
-void account_launch(struct device *device, uint64_t launches, uint64_t copied_bytes)
-{
-    if (device->slot < 0)
-        return;
-    look_after_lock(device);
-    struct card_slot *slot = &device->card.state->slots[device->slot];
-    if (__atomic_load_n(&slot->generation, __ATOMIC_ACQUIRE) != device->generation)
-        return;
-    __atomic_fetch_add(&slot->launches, launches, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&slot->copied_bytes, copied_bytes, __ATOMIC_RELAXED);
 }

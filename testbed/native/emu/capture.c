@@ -4,10 +4,29 @@
 
 #include <stdlib.h>
 
+#define SET_DEPENDENCIES 1u /* of cuStreamUpdateCaptureDependencies; 0 adds */
+
 static uint64_t last_capture;
 static struct capture *captures; /* all that ever were */
 
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+static CUresult front_add(struct front *front, CUgraphNode node)
+{
+    for (size_t i = 0; i < front->count; i++)
+        if (front->nodes[i] == node)
+            return CUDA_SUCCESS;
+    if (front->count == front->room) {
+        size_t room = front->room == 0 ? 4 : front->room * 2;
+        CUgraphNode *grown = realloc(front->nodes, room * sizeof(CUgraphNode));
+        if (grown == NULL)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        front->nodes = grown;
+        front->room = room;
+    }
+    front->nodes[front->count++] = node;
+    return CUDA_SUCCESS;
+}
 
 CUresult capture_record(struct CUstream_st *stream, const struct op *op)
 {
@@ -16,7 +35,33 @@ CUresult capture_record(struct CUstream_st *stream, const struct op *op)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (op->kind == OP_FREE && !graph_owns(capture->graph, op->as.pointer))
         return CUDA_ERROR_INVALID_VALUE; /* memory from before the capture: not emulated */
-    return graph_append(capture->graph, op, NULL);
+    CUgraphNode node;
+    CUresult result = graph_append_after(capture->graph, op, stream->front.nodes,
+                                         stream->front.count, &node);
+    if (result == CUDA_SUCCESS) {
+        stream->front.count = 0;
+        result = front_add(&stream->front, node);
+    }
+    return result;
+}
+
+CUresult capture_mark(struct CUevent_st *event, const struct CUstream_st *stream)
+{
+    event->capture = stream->state.capture;
+    event->capture_id = event->capture->id;
+    event->front.count = 0;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < stream->front.count && result == CUDA_SUCCESS; i++)
+        result = front_add(&event->front, stream->front.nodes[i]);
+    return result;
+}
+
+CUresult capture_wait(struct CUstream_st *stream, const struct CUevent_st *event)
+{
+    CUresult result = capture_join(stream, event->capture);
+    for (size_t i = 0; i < event->front.count && result == CUDA_SUCCESS; i++)
+        result = front_add(&stream->front, event->front.nodes[i]);
+    return result;
 }
 
 CUresult capture_refuse(struct CUstream_st *stream)
@@ -46,6 +91,7 @@ CUresult capture_join(struct CUstream_st *stream, struct capture *capture)
         capture->room = room;
     }
     capture->streams[capture->count++] = stream;
+    stream->front.count = 0;
     stream->state.capture = capture;
     return CUDA_SUCCESS;
 }
@@ -137,9 +183,17 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph,
                                      CUstreamCaptureMode mode)
 {
     ENTER();
-    (void)dependencies, (void)edges, (void)count;
+    (void)edges;
     LOCKED();
-    return graph_valid(graph) ? begin(handle, graph, mode) : CUDA_ERROR_INVALID_VALUE;
+    if (!graph_valid(graph) || (dependencies == NULL && count > 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct CUstream_st *stream;
+    CUresult result = begin(handle, graph, mode);
+    if (result == CUDA_SUCCESS)
+        result = stream_find(handle, &stream);
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = front_add(&stream->front, dependencies[i]);
+    return result;
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph *result)
@@ -209,18 +263,16 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream handle, CUstreamCaptureStatus *statu
     *status = status_of(stream);
     struct capture *capture =
         *status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? stream->state.capture : NULL;
-    static __thread CUgraphNode last; /* stays valid until the thread's next call */
-    last = capture != NULL ? graph_last(capture->graph) : NULL;
     if (id != NULL)
         *id = capture != NULL ? capture->id : 0;
     if (graph != NULL)
         *graph = capture != NULL ? capture->graph : NULL;
     if (dependencies != NULL)
-        *dependencies = last != NULL ? &last : NULL;
+        *dependencies = capture != NULL && stream->front.count > 0 ? stream->front.nodes : NULL;
     if (edges != NULL)
         *edges = NULL;
     if (count != NULL)
-        *count = last != NULL;
+        *count = capture != NULL ? stream->front.count : 0;
     return CUDA_SUCCESS;
 }
 
@@ -240,13 +292,21 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode *depe
                                               unsigned int flags)
 {
     ENTER();
-    (void)dependencies, (void)edges, (void)count, (void)flags;
+    (void)edges;
     LOCKED();
     struct CUstream_st *stream;
     CUresult result = stream_find(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    return stream->state.capture != NULL ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+    if (stream->state.capture == NULL)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (flags > SET_DEPENDENCIES || (dependencies == NULL && count > 0))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (flags == SET_DEPENDENCIES)
+        stream->front.count = 0;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = front_add(&stream->front, dependencies[i]);
+    return result;
 }
 
 CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *dependencies,

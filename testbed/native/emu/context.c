@@ -36,12 +36,9 @@ static void set_defaults(CUcontext context)
     static const size_t limits[CU_LIMIT_MAX] = {1024, 1 << 20, 8 << 20, 2, 2048, 128};
     memcpy(context->limits, limits, sizeof limits);
     context->api_version = API_VERSION;
-    struct CUstream_st *own[] = {&context->null_stream, &context->thread_stream};
-    for (int i = 0; i < 2; i++) {
-        own[i]->state = (struct stream_state){
-            .magic = STREAM_MAGIC, .context = context, .id = (uint64_t)i + 1};
-        own[i]->line.owner = own[i];
-    }
+    context->null_stream.state =
+        (struct stream_state){.magic = STREAM_MAGIC, .context = context, .id = 1};
+    context->null_stream.line.owner = &context->null_stream;
 }
 
 static CUcontext make(struct device *device, bool primary)
@@ -403,8 +400,7 @@ CUresult cuCtxGetApiVersion(CUcontext asked, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
-/* Waits for all that streams of the context were asked to do until now; without the lock. */
-static void drain(CUcontext context)
+void context_drain(CUcontext context)
 {
     struct device *device = context->device;
     struct queue *queue = &device->time.queue;
@@ -448,7 +444,7 @@ CUresult cuCtxSynchronize_v2(CUcontext asked)
     driver_unlock();
     if (result != CUDA_SUCCESS)
         return result;
-    drain(asked);
+    context_drain(asked);
     LOCKED();
     pools_settle();
     return CUDA_SUCCESS;

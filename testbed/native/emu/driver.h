@@ -36,6 +36,9 @@
 
 /* --- entering a call (init.c) --------------------------------------------- */
 CUresult driver_enter(void); /* initialised, and not the child of a fork? */
+/* Is this call a per-thread twin, to which stream 0 is the thread's own? */
+bool driver_own_default(void);
+extern __thread int driver_per_thread __attribute__((tls_model("initial-exec")));
 void driver_lock(void);
 void driver_unlock(void);
 /* Gives the lock away until `condition` is signalled or `ns` are over (UINT64_MAX: never). */
@@ -71,7 +74,7 @@ struct device {
     uint64_t small_bytes;    /* multiples of EMU_SMALL_UNIT */
     uint64_t swapped_bytes;  /* managed memory outside the card */
     uint64_t resident_bytes; /* host pages */
-    uint64_t looked_ns;      /* when a launch last made sure of the slot's lock */
+    uint64_t looked_ns;      /* when work last made sure of the slot's lock */
 
     struct device_time time;
 
@@ -101,8 +104,6 @@ void account_swap_out(struct device *device, int64_t from_card, int64_t outside)
 uint64_t account_used(struct device *device); /* over all live processes */
 int account_own_slot(struct device *device);  /* -1: none */
 
-/* Counts for people and, later, the time model; called without the lock. */
-void account_launch(struct device *device, uint64_t launches, uint64_t copied_bytes);
 
 /* --- address space (space.c); the lock is held ----------------------------- */
 
@@ -214,6 +215,12 @@ struct stream_state {
     struct capture *capture; /* NULL: none */
 };
 
+/* What the next work of a capture comes after. */
+struct front {
+    CUgraphNode *nodes;
+    size_t count, room;
+};
+
 #define STREAM_MAGIC 0x6d61657274735645ull
 
 struct CUstream_st {
@@ -221,6 +228,8 @@ struct CUstream_st {
     struct line line; /* outlives the handle: others may wait for its positions */
     uint64_t legacy_seen; /* position of the default stream that this one waited for … */
     uint64_t legacy_met;  /* … and of this one that the default stream waited for */
+    uint64_t thread;      /* whose default stream it is; 0: nobody's */
+    struct front front;   /* while it captures */
     struct CUstream_st *next; /* of the context, or of the free list */
 };
 
@@ -238,13 +247,16 @@ struct CUctx_st {
     size_t limits[CU_LIMIT_MAX];
     int cache_config, shared_config;
     uint64_t peers; /* a bit a device */
-    struct CUstream_st null_stream, thread_stream;
+    struct CUstream_st null_stream;
+    struct CUstream_st *thread_streams; /* the default streams of threads, one each */
     struct CUstream_st *streams;
 };
 
 CUcontext context_current(void);
 /* The current context; an error where there is none or it is gone. */
 CUresult context_need(CUcontext *context);
+/* Waits for all that was asked of the context until now; without the lock. */
+void context_drain(CUcontext context);
 bool context_alive(CUcontext context);
 CUcontext context_primary(struct device *device); /* made, perhaps not retained */
 
@@ -300,7 +312,14 @@ CUresult stream_submit(CUstream handle, const struct op *op);
 void stream_forget_context(CUcontext context);
 
 /* Work of a stream that is no longer captured or looked up (submit.c); without the lock. */
-CUresult submit(struct CUstream_st *stream, const struct op *ops, size_t count);
+CUresult submit(struct CUstream_st *stream, const struct op *op);
+/* One of them, with the lock, which is away while bytes are copied; *wait is set where the
+ * call that asks for it returns when it is over. */
+CUresult submit_one(struct CUstream_st *stream, const struct op *op, uint64_t now_ns,
+                    bool counted, bool *wait);
+/* Waits until the stream's queue takes another launch, with the lock, which is away
+ * meanwhile. */
+void submit_room(struct CUstream_st *stream);
 /* Queues the waits that the default stream's rules put before any work; with the lock. */
 CUresult submit_order(struct CUstream_st *stream);
 /* What an operation does to memory (copy.c); without the lock. */
@@ -321,10 +340,15 @@ struct capture {
 CUresult capture_record(struct CUstream_st *stream, const struct op *op);
 CUresult capture_refuse(struct CUstream_st *stream); /* a call that breaks a capture */
 CUresult capture_join(struct CUstream_st *stream, struct capture *capture);
+CUresult capture_mark(struct CUevent_st *event, const struct CUstream_st *stream);
+CUresult capture_wait(struct CUstream_st *stream, const struct CUevent_st *event);
 void capture_leave(struct CUstream_st *stream); /* the stream is destroyed */
 
 CUgraph graph_make(void);
+/* Behind all that the graph has; behind given nodes. */
 CUresult graph_append(CUgraph graph, const struct op *op, CUgraphNode *node);
+CUresult graph_append_after(CUgraph graph, const struct op *op, const CUgraphNode *after,
+                            size_t count, CUgraphNode *node);
 CUgraphNode graph_last(CUgraph graph);
 void graph_drop(CUgraph graph);
 bool graph_valid(CUgraph graph);
@@ -342,7 +366,8 @@ struct CUevent_st {
     struct line *line;     /* … and where in its queue */
     uint64_t position;
     struct capture *capture; /* recorded while capturing … */
-    uint64_t capture_id;     /* … this one */
+    uint64_t capture_id;     /* … this one, behind these nodes */
+    struct front front;
     struct CUevent_st *next; /* of the free list */
 };
 /* Records in a stream, with the lock; event_done when its turn has come. */

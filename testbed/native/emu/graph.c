@@ -68,8 +68,25 @@ void graph_memory_put(struct graph_memory *kept)
     free(kept);
 }
 
-CUresult graph_append(CUgraph graph, const struct op *op, CUgraphNode *node)
+static bool remember_order(struct CUgraphNode_st *node, const CUgraphNode *after, size_t count)
 {
+    if (count == 0)
+        return true;
+    node->after = calloc(count, sizeof *node->after);
+    if (node->after == NULL)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        node->after[node->after_count++] = after[i]->index;
+    return true;
+}
+
+CUresult graph_append_after(CUgraph graph, const struct op *op, const CUgraphNode *after,
+                            size_t count, CUgraphNode *node)
+{
+    for (size_t i = 0; i < count; i++)
+        if (after == NULL || after[i] == NULL || after[i]->index >= graph->count ||
+            graph->nodes[after[i]->index] != after[i])
+            return CUDA_ERROR_INVALID_VALUE;
     if (graph->count == graph->room) {
         size_t room = graph->room == 0 ? 64 : graph->room * 2;
         struct CUgraphNode_st **grown = realloc(graph->nodes, room * sizeof *grown);
@@ -78,16 +95,26 @@ CUresult graph_append(CUgraph graph, const struct op *op, CUgraphNode *node)
         graph->nodes = grown;
         graph->room = room;
     }
-    struct CUgraphNode_st *made = malloc(sizeof *made);
-    if (made == NULL || (op->kind == OP_ALLOC && !remember(graph->memory, op->as.pointer))) {
+    struct CUgraphNode_st *made = calloc(1, sizeof *made);
+    if (made == NULL || !remember_order(made, after, count) ||
+        (op->kind == OP_ALLOC && !remember(graph->memory, op->as.pointer))) {
+        if (made != NULL)
+            free(made->after);
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     made->op = *op;
+    made->index = graph->count;
     graph->nodes[graph->count++] = made;
     if (node != NULL)
         *node = made;
     return CUDA_SUCCESS;
+}
+
+CUresult graph_append(CUgraph graph, const struct op *op, CUgraphNode *node)
+{
+    CUgraphNode last = graph_last(graph);
+    return graph_append_after(graph, op, &last, last != NULL, node);
 }
 
 CUgraphNode graph_last(CUgraph graph)
@@ -98,8 +125,10 @@ CUgraphNode graph_last(CUgraph graph)
 void graph_drop(CUgraph graph)
 {
     graph_memory_put(graph->memory);
-    for (size_t i = 0; i < graph->count; i++)
+    for (size_t i = 0; i < graph->count; i++) {
+        free(graph->nodes[i]->after);
         free(graph->nodes[i]);
+    }
     free(graph->nodes);
     graph->magic = 0;
     free(graph);
@@ -117,6 +146,18 @@ CUresult cuGraphCreate(CUgraph *graph, unsigned int flags)
     return *graph != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static bool copy_order(struct CUgraphNode_st *to, const struct CUgraphNode_st *from)
+{
+    if (from->after_count == 0)
+        return true;
+    to->after = malloc(from->after_count * sizeof *to->after);
+    if (to->after == NULL)
+        return false;
+    memcpy(to->after, from->after, from->after_count * sizeof *to->after);
+    to->after_count = from->after_count;
+    return true;
+}
+
 CUresult cuGraphClone(CUgraph *clone, CUgraph graph)
 {
     GRAPH(graph);
@@ -132,7 +173,10 @@ CUresult cuGraphClone(CUgraph *clone, CUgraph graph)
         struct op op = graph->nodes[i]->op;
         if (op.kind == OP_ALLOC)
             op.kind = OP_EMPTY; /* the memory is shared, not allocated again */
-        if (graph_append(made, &op, NULL) != CUDA_SUCCESS) {
+        CUgraphNode copy;
+        struct CUgraphNode_st *from = graph->nodes[i];
+        if (graph_append_after(made, &op, NULL, 0, &copy) != CUDA_SUCCESS ||
+            !copy_order(copy, from)) {
             graph_drop(made);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -142,21 +186,22 @@ CUresult cuGraphClone(CUgraph *clone, CUgraph graph)
     return CUDA_SUCCESS;
 }
 
-static CUresult add(CUgraphNode *node, CUgraph graph, const struct op *op)
+static CUresult add(CUgraphNode *node, CUgraph graph, const struct op *op,
+                    const CUgraphNode *after, size_t count)
 {
     GRAPH(graph);
-    return graph_append(graph, op, node);
+    return graph_append_after(graph, op, after, count, node);
 }
 
 CUresult cuGraphAddEmptyNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                              size_t count)
 {
-    (void)dependencies, (void)count;
-    return add(node, graph, &(struct op){.kind = OP_EMPTY});
+    return add(node, graph, &(struct op){.kind = OP_EMPTY}, dependencies, count);
 }
 
 static CUresult add_kernel(CUgraphNode *node, CUgraph graph, CUfunction handle,
-                           const CUDA_KERNEL_NODE_PARAMS_v1 *given)
+                           const CUDA_KERNEL_NODE_PARAMS_v1 *given, const CUgraphNode *after,
+                           size_t count)
 {
     const struct function *function = function_of(handle);
     uint64_t threads = (uint64_t)given->blockDimX * given->blockDimY * given->blockDimZ;
@@ -169,14 +214,13 @@ static CUresult add_kernel(CUgraphNode *node, CUgraph graph, CUfunction handle,
     op.as.kernel.cost =
         launch_cost(function, (uint64_t)given->gridDimX * given->gridDimY * given->gridDimZ,
                     threads, given->sharedMemBytes, given->kernelParams, given->extra);
-    return add(node, graph, &op);
+    return add(node, graph, &op, after, count);
 }
 
 CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph,
                                  const CUgraphNode *dependencies, size_t count,
                                  const CUDA_KERNEL_NODE_PARAMS_v2 *parameters)
 {
-    (void)dependencies, (void)count;
     if (parameters == NULL || (parameters->func == NULL && parameters->kern == NULL))
         return CUDA_ERROR_INVALID_VALUE;
     CUDA_KERNEL_NODE_PARAMS_v1 first;
@@ -184,23 +228,22 @@ CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph,
     return add_kernel(node, graph,
                       parameters->func != NULL ? parameters->func
                                                : (CUfunction)(void *)parameters->kern,
-                      &first);
+                      &first, dependencies, count);
 }
 
 CUresult cuGraphAddKernelNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                               size_t count, const CUDA_KERNEL_NODE_PARAMS_v1 *parameters)
 {
-    (void)dependencies, (void)count;
     if (parameters == NULL || parameters->func == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    return add_kernel(node, graph, parameters->func, parameters);
+    return add_kernel(node, graph, parameters->func, parameters, dependencies, count);
 }
 
 CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                               size_t count, const CUDA_MEMSET_NODE_PARAMS_v1 *parameters,
                               CUcontext context)
 {
-    (void)dependencies, (void)count, (void)context;
+    (void)context;
     if (parameters == NULL || (parameters->elementSize != 1 && parameters->elementSize != 2 &&
                                parameters->elementSize != 4))
         return CUDA_ERROR_INVALID_VALUE;
@@ -212,17 +255,18 @@ CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
                                        .height = parameters->height,
                                        .pitch = parameters->height > 1 ? parameters->pitch : row,
                                        .value = parameters->value,
-                                       .element = parameters->elementSize}});
+                                       .element = parameters->elementSize}},
+               dependencies, count);
 }
 
 CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
                             size_t count, const CUDA_HOST_NODE_PARAMS_v1 *parameters)
 {
-    (void)dependencies, (void)count;
     if (parameters == NULL || parameters->fn == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     return add(node, graph,
-               &(struct op){.kind = OP_HOST, .as.host = {parameters->fn, parameters->userData}});
+               &(struct op){.kind = OP_HOST, .as.host = {parameters->fn, parameters->userData}},
+               dependencies, count);
 }
 
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
@@ -246,9 +290,14 @@ CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
     GRAPH(graph);
     if (count == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    if (nodes != NULL && *count > 0 && graph->count > 0)
-        nodes[0] = graph->nodes[0];
-    *count = graph->count > 0;
+    size_t roots = 0;
+    for (size_t i = 0; i < graph->count; i++)
+        if (graph->nodes[i]->after_count == 0) {
+            if (nodes != NULL && roots < *count)
+                nodes[roots] = graph->nodes[i];
+            roots++;
+        }
+    *count = roots;
     return CUDA_SUCCESS;
 }
 
@@ -258,13 +307,16 @@ CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to,
     GRAPH(graph);
     if (count == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    size_t all = graph->count > 0 ? graph->count - 1 : 0;
-    for (size_t i = 0; from != NULL && to != NULL && i < *count && i < all; i++) {
-        from[i] = graph->nodes[i];
-        to[i] = graph->nodes[i + 1];
-        if (edges != NULL)
-            memset(&edges[i], 0, sizeof edges[i]);
-    }
+    size_t all = 0;
+    for (size_t i = 0; i < graph->count; i++)
+        for (size_t j = 0; j < graph->nodes[i]->after_count; j++, all++) {
+            if (from == NULL || to == NULL || all >= *count)
+                continue;
+            from[all] = graph->nodes[graph->nodes[i]->after[j]];
+            to[all] = graph->nodes[i];
+            if (edges != NULL)
+                memset(&edges[all], 0, sizeof edges[all]);
+        }
     *count = all;
     return CUDA_SUCCESS;
 }
@@ -312,8 +364,8 @@ CUresult cuGraphDebugDotPrint(CUgraph graph, const char *path, unsigned int flag
     fprintf(file, "digraph emulated {\n");
     for (size_t i = 0; i < graph->count; i++) {
         fprintf(file, "  n%zu [label=\"%d\"];\n", i, (int)graph->nodes[i]->op.kind);
-        if (i > 0)
-            fprintf(file, "  n%zu -> n%zu;\n", i - 1, i);
+        for (size_t j = 0; j < graph->nodes[i]->after_count; j++)
+            fprintf(file, "  n%zu -> n%zu;\n", graph->nodes[i]->after[j], i);
     }
     fprintf(file, "}\n");
     return fclose(file) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;

@@ -1,7 +1,7 @@
 /* Graphs: shared between capture.c, graph.c and graph_exec.c; the lock is held.
  *
  * A graph is the list of its work in the order in which it was recorded, which is one
- * order that its dependencies allow.
+ * order that its dependencies allow, and what each comes after.
  */
 #ifndef VGPU_EMU_GRAPH_H
 #define VGPU_EMU_GRAPH_H
@@ -13,6 +13,9 @@
 
 struct CUgraphNode_st {
     struct op op;
+    size_t index; /* in the graph */
+    size_t *after; /* indices of nodes before it */
+    size_t after_count;
 };
 
 /* Memory that was allocated while capturing: lives as long as a graph or an executable
@@ -46,12 +49,33 @@ struct CUgraph_st {
     struct keepsake *keepsakes;
 };
 
+/* One node of an executable graph. Nodes that follow each other share a lane, so that a
+ * graph without a fork is one lane: that of the stream it is launched in. */
+struct step {
+    struct op op;
+    size_t lane;
+    size_t first_wait, waits; /* of `waits`: nodes of other lanes that come before */
+};
+
+struct plan {
+    struct step *steps;
+    size_t count;
+    size_t *waits;
+    size_t waits_count;
+    size_t lanes;
+};
+
 struct CUgraphExec_st {
     uint64_t magic, flags;
-    struct op *ops;
-    size_t count;
+    struct plan plan;
     struct graph_memory *memory;
 };
+
+CUresult plan_make(struct plan *plan, CUgraph graph);
+CUresult plan_copy(struct plan *to, const struct plan *from);
+void plan_free(struct plan *plan);
+/* Without the lock; one launch of the stream's queue. */
+CUresult plan_launch(const struct plan *plan, struct CUstream_st *stream);
 
 bool graph_owns(CUgraph graph, CUdeviceptr pointer);
 void graph_memory_put(struct graph_memory *kept);

@@ -5,26 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static CUresult copy_ops(CUgraphExec exec, CUgraph graph)
-{
-    struct op *ops = calloc(graph->count + 1, sizeof *ops);
-    if (ops == NULL)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    for (size_t i = 0; i < graph->count; i++)
-        ops[i] = graph->nodes[i]->op;
-    free(exec->ops);
-    exec->ops = ops;
-    exec->count = graph->count;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *result, CUgraph graph, unsigned long long flags)
 {
     GRAPH(graph);
     if (result == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     CUgraphExec exec = calloc(1, sizeof *exec);
-    if (exec == NULL || copy_ops(exec, graph) != CUDA_SUCCESS) {
+    if (exec == NULL || plan_make(&exec->plan, graph) != CUDA_SUCCESS) {
         free(exec);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -74,7 +61,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
     EXEC(exec);
     graph_memory_put(exec->memory);
-    free(exec->ops);
+    plan_free(&exec->plan);
     exec->magic = 0;
     free(exec);
     return CUDA_SUCCESS;
@@ -103,26 +90,16 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     struct CUstream_st *stream;
     CUresult result = exec == NULL || exec->magic != EXEC_MAGIC ? CUDA_ERROR_INVALID_VALUE
                                                                 : stream_find(handle, &stream);
-    struct op *ops = NULL;
-    size_t count = 0;
-    if (result == CUDA_SUCCESS) {
-        /* A copy, so that another thread may destroy the graph meanwhile. */
-        count = exec->count;
-        ops = malloc((count + 1) * sizeof *ops);
-        if (ops == NULL)
-            result = CUDA_ERROR_OUT_OF_MEMORY;
-        else
-            memcpy(ops, exec->ops, count * sizeof *ops);
-        for (size_t i = 0; result == CUDA_SUCCESS && stream->state.capture != NULL && i < count;
-             i++)
-            result = capture_record(stream, &ops[i]); /* a child graph, flattened */
-        if (result == CUDA_SUCCESS && stream->state.capture != NULL)
-            count = 0;
-    }
+    struct plan plan = {0};
+    if (result == CUDA_SUCCESS && stream->state.capture != NULL)
+        for (size_t i = 0; result == CUDA_SUCCESS && i < exec->plan.count; i++)
+            result = capture_record(stream, &exec->plan.steps[i].op); /* a child, flattened */
+    else if (result == CUDA_SUCCESS) /* a copy: another thread may destroy the graph meanwhile */
+        result = plan_copy(&plan, &exec->plan);
     driver_unlock();
-    if (result == CUDA_SUCCESS)
-        result = submit(stream, ops, count);
-    free(ops);
+    if (result == CUDA_SUCCESS && plan.count > 0)
+        result = plan_launch(&plan, stream);
+    plan_free(&plan);
     return result;
 }
 
@@ -132,14 +109,20 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdate
     if (!graph_valid(graph) || info == NULL)
         return CUDA_ERROR_INVALID_VALUE;
     memset(info, 0, sizeof *info);
-    bool same = exec->count == graph->count;
-    for (size_t i = 0; same && i < exec->count; i++)
-        same = exec->ops[i].kind == graph->nodes[i]->op.kind;
+    bool same = exec->plan.count == graph->count;
+    for (size_t i = 0; same && i < exec->plan.count; i++)
+        same = exec->plan.steps[i].op.kind == graph->nodes[i]->op.kind;
     if (!same) {
         info->result = CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     }
-    return copy_ops(exec, graph);
+    struct plan plan;
+    CUresult result = plan_make(&plan, graph);
+    if (result == CUDA_SUCCESS) {
+        plan_free(&exec->plan);
+        exec->plan = plan;
+    }
+    return result;
 }
 
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node,

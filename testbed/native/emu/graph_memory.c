@@ -38,7 +38,8 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
     CUresult result = pool_allocate(pool, &pointer, parameters->bytesize, NULL);
     if (result != CUDA_SUCCESS)
         return result;
-    result = graph_append(graph, &(struct op){.kind = OP_ALLOC, .as.pointer = pointer}, node);
+    result = graph_append_after(graph, &(struct op){.kind = OP_ALLOC, .as.pointer = pointer},
+                                dependencies, count, node);
     if (result != CUDA_SUCCESS)
         memory_free(pointer);
     else
@@ -52,7 +53,8 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
     GRAPH(graph);
     if (node == NULL || (count > 0 && dependencies == NULL) || !graph_owns(graph, pointer))
         return CUDA_ERROR_INVALID_VALUE;
-    return graph_append(graph, &(struct op){.kind = OP_FREE, .as.pointer = pointer}, node);
+    return graph_append_after(graph, &(struct op){.kind = OP_FREE, .as.pointer = pointer},
+                              dependencies, count, node);
 }
 
 CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *parameters)

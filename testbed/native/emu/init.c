@@ -60,8 +60,19 @@ static void child(void)
         __atomic_store_n(&initialised, 2, __ATOMIC_RELEASE);
 }
 
+/* Set by the per-thread twin of a function, for the call that it becomes. */
+__thread int driver_per_thread __attribute__((tls_model("initial-exec")));
+static __thread int own_default;
+
+bool driver_own_default(void)
+{
+    return own_default != 0;
+}
+
 CUresult driver_enter(void)
 {
+    own_default = driver_per_thread;
+    driver_per_thread = 0;
     if (__atomic_load_n(&initialised, __ATOMIC_ACQUIRE) != 1)
         return CUDA_ERROR_NOT_INITIALIZED;
     /* Functions that a stream runs must not call the driver, as on hardware. */

@@ -123,8 +123,10 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, uns
                                         (uint64_t)block_x * block_y * block_z, shared_bytes);
     return result != CUDA_SUCCESS
                ? result
-               : cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                shared_bytes, stream, parameters, NULL);
+               : launch(function,
+                        (struct geometry){(uint64_t)grid_x * grid_y * grid_z,
+                                          (uint64_t)block_x * block_y * block_z, shared_bytes},
+                        stream, parameters, NULL);
 }
 
 /* --- occupancy: by threads, blocks and shared memory; registers are not known -------- */

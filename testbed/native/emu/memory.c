@@ -228,8 +228,18 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flag
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-    CURRENT();
-    pools_settle(); /* a free waits for the device, as a synchronisation does */
+    ENTER();
+    driver_lock();
+    CUcontext context;
+    CUresult result = context_need(&context);
+    bool idle = result == CUDA_SUCCESS && context->device->time.queue.count == 0;
+    driver_unlock();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!idle)
+        context_drain(context); /* a free waits for the device, as a synchronisation does */
+    LOCKED();
+    pools_settle();
     return memory_free(pointer);
 }
 

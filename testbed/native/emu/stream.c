@@ -13,6 +13,33 @@ static struct CUstream_st *free_streams;
 static struct CUevent_st *free_events;
 static uint64_t last_stream_id = 16;
 
+static struct CUstream_st *thread_stream(CUcontext context)
+{
+    static uint64_t threads;
+    static __thread uint64_t own;
+    static __thread struct CUstream_st *last;
+    if (last != NULL && last->state.context == context)
+        return last;
+    if (own == 0)
+        own = ++threads;
+    struct CUstream_st *stream = context->thread_streams;
+    while (stream != NULL && stream->thread != own)
+        stream = stream->next;
+    if (stream == NULL) {
+        stream = calloc(1, sizeof *stream);
+        if (stream == NULL)
+            return NULL;
+        stream->thread = own;
+        stream->state = (struct stream_state){
+            .magic = STREAM_MAGIC, .context = context, .id = ++last_stream_id};
+        stream->line.owner = stream;
+        stream->next = context->thread_streams;
+        context->thread_streams = stream;
+    }
+    last = stream;
+    return stream;
+}
+
 CUresult stream_find(CUstream handle, struct CUstream_st **stream)
 {
     if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
@@ -20,9 +47,10 @@ CUresult stream_find(CUstream handle, struct CUstream_st **stream)
         CUresult result = context_need(&context);
         if (result != CUDA_SUCCESS)
             return result;
-        *stream =
-            handle == CU_STREAM_PER_THREAD ? &context->thread_stream : &context->null_stream;
-        return CUDA_SUCCESS;
+        *stream = handle == CU_STREAM_PER_THREAD || (handle == NULL && driver_own_default())
+                      ? thread_stream(context)
+                      : &context->null_stream;
+        return *stream != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (handle->state.magic != STREAM_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -44,7 +72,7 @@ CUresult stream_submit(CUstream handle, const struct op *op)
         return result;
     }
     driver_unlock();
-    return submit(stream, op, 1);
+    return submit(stream, op);
 }
 
 static void retire(struct CUstream_st *stream)
@@ -74,7 +102,8 @@ void stream_forget_context(CUcontext context)
         context->streams = stream->next;
         retire(stream);
     }
-    capture_leave(&context->thread_stream);
+    for (struct CUstream_st *own = context->thread_streams; own != NULL; own = own->next)
+        capture_leave(own);
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *result, unsigned int flags, int priority)
@@ -267,7 +296,7 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *d
     if (made == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *made = (struct callback){callback, handle, data};
-    result = submit(stream, &(struct op){.kind = OP_HOST, .as.host = {call_back, made}}, 1);
+    result = submit(stream, &(struct op){.kind = OP_HOST, .as.host = {call_back, made}});
     if (result != CUDA_SUCCESS)
         free(made);
     return result;
@@ -351,6 +380,7 @@ CUresult cuEventCreate(CUevent *result, unsigned int flags)
     *event = (struct CUevent_st){.magic = EVENT_MAGIC,
                                  .flags = flags,
                                  .context = context,
+                                 .front = {event->front.nodes, 0, event->front.room},
                                  .serial = event->serial + 1}; /* void: what is queued of it */
     *result = event;
     return CUDA_SUCCESS;
@@ -420,9 +450,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int fla
     }
     if ((flags & 1u) != 0) /* external: a node of the graph */
         return capture_record(stream, &(struct op){.kind = OP_EVENT, .as.event = event});
-    event->capture = stream->state.capture;
-    event->capture_id = event->capture->id;
-    return CUDA_SUCCESS;
+    return capture_mark(event, stream);
 }
 
 CUresult cuEventRecord(CUevent event, CUstream handle)
@@ -498,7 +526,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
     if (result != CUDA_SUCCESS)
         return result;
     if (captured(event))
-        return capture_join(stream, event->capture);
+        return capture_wait(stream, event);
     if (stream->state.capture != NULL && event->recorded && flags == 0)
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     if (stream->state.capture != NULL || over(event))

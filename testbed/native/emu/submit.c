@@ -149,51 +149,70 @@ static CUresult push(struct CUstream_st *stream, const struct op *op, uint64_t n
     return time_push(device, &stream->line, &work);
 }
 
-static void count(struct device *device, const struct op *op)
+/* A program that only launches and copies makes no other call that would notice that its
+ * slot's lock is gone: look now and then. */
+#define LOOK_EVERY_NS 100000000ull
+
+static void count(struct device *device, const struct op *op, uint64_t now_ns)
 {
+    if (now_ns > device->looked_ns + LOOK_EVERY_NS) {
+        device->looked_ns = now_ns;
+        account_own_slot(device);
+    }
+    if (device->slot < 0)
+        return;
+    struct card_slot *slot = &device->card.state->slots[device->slot];
     if (op->kind == OP_KERNEL)
-        account_launch(device, 1, 0);
+        __atomic_fetch_add(&slot->launches, 1, __ATOMIC_RELAXED);
     else if (op->kind == OP_COPY)
-        account_launch(device, 0,
-                       (uint64_t)op->as.copy.width * op->as.copy.height * op->as.copy.depth);
+        __atomic_fetch_add(&slot->copied_bytes,
+                           (uint64_t)op->as.copy.width * op->as.copy.height * op->as.copy.depth,
+                           __ATOMIC_RELAXED);
 }
 
-CUresult submit(struct CUstream_st *stream, const struct op *ops, size_t length)
+void submit_room(struct CUstream_st *stream)
+{
+    struct device *device = stream->state.context->device;
+    while (time_full(device, &stream->line)) {
+        uint64_t next = stream->line.done + 1;
+        driver_unlock();
+        time_wait(device, &stream->line, next);
+        driver_lock();
+    }
+}
+
+CUresult submit_one(struct CUstream_st *stream, const struct op *op, uint64_t now_ns,
+                    bool counted, bool *wait)
 {
     struct device *device = stream->state.context->device;
     CUresult result = CUDA_SUCCESS;
-    bool wait = false, first = true;
-    for (size_t i = 0; i < length && result == CUDA_SUCCESS; i++) {
-        const struct op *op = &ops[i];
-        uint64_t now = emu_now_ns();
-        driver_lock();
-        while (first && time_full(device, &stream->line)) {
-            uint64_t next = stream->line.done + 1;
-            driver_unlock();
-            time_wait(device, &stream->line, next);
-            driver_lock();
-            now = emu_now_ns();
-        }
-        if (first)
-            result = submit_order(stream);
-        if (result == CUDA_SUCCESS && op_touches(op)) {
-            if (device->time.queue.hosts > 0) {
-                result = push_effect(stream, op, now);
-            } else {
-                driver_unlock();
-                result = op_run(op);
-                driver_lock();
-            }
-        }
-        if (result == CUDA_SUCCESS)
-            result = push(stream, op, now, first, &wait);
-        first = false;
-        uint64_t position = stream->line.pushed;
+    if (op_touches(op) && device->time.queue.hosts > 0) {
+        result = push_effect(stream, op, now_ns);
+    } else if (op_touches(op)) {
         driver_unlock();
-        if (result == CUDA_SUCCESS)
-            count(device, op);
-        if (wait && i + 1 == length)
-            time_wait(device, &stream->line, position);
+        result = op_run(op);
+        driver_lock();
     }
+    if (result == CUDA_SUCCESS)
+        result = push(stream, op, now_ns, counted, wait);
+    if (result == CUDA_SUCCESS)
+        count(device, op, now_ns);
+    return result;
+}
+
+CUresult submit(struct CUstream_st *stream, const struct op *op)
+{
+    struct device *device = stream->state.context->device;
+    bool wait = false;
+    driver_lock();
+    submit_room(stream);
+    uint64_t now = emu_now_ns();
+    CUresult result = submit_order(stream);
+    if (result == CUDA_SUCCESS)
+        result = submit_one(stream, op, now, true, &wait);
+    uint64_t position = stream->line.pushed;
+    driver_unlock();
+    if (result == CUDA_SUCCESS && wait)
+        time_wait(device, &stream->line, position);
     return result;
 }

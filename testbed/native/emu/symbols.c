@@ -11,10 +11,13 @@ static CUresult refuse(const char *name)
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
+/* The twin of a function marks its call and goes on there with the same arguments: the
+ * default stream is the thread's own in it (driver_enter). */
 #define F(base, since, symbol, arguments)
 #define P(base, since, symbol, target)                                                     \
     __asm__(".pushsection .text\n\t.globl " #symbol "\n\t.type " #symbol ", @function\n"   \
-            #symbol ":\n\tendbr64\n\tjmp " #target "@PLT\n\t.size " #symbol ", .-" #symbol  \
+            #symbol ":\n\tendbr64\n\tmovq driver_per_thread@GOTTPOFF(%rip), %rax\n\t"      \
+            "movl $1, %fs:(%rax)\n\tjmp " #target "@PLT\n\t.size " #symbol ", .-" #symbol     \
             "\n\t.popsection");                                                            \
     extern CUresult symbol(void);
 #define N(base, since, symbol)                                                             \

@@ -344,3 +344,125 @@ def test_busy_time_and_nvml(timed: Worker, emulation: Emulation) -> None:
     assert used * 0.4 < timed("rates") < min(100, used * 2.5)
     assert timed("began < seen[0] / 1e6 < time.time()")
     assert timed("len(period)") >= 2
+
+
+CAPTURE = "driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED"
+
+
+def test_graphs_take_what_their_nodes_take(timed: Worker) -> None:
+    timed(f"""
+        s = call('cuStreamCreate', 1)
+        call('cuStreamBeginCapture', s, {CAPTURE})
+        for _ in range(50): spin(100_000, s)
+        graph = call('cuGraphInstantiate', call('cuStreamEndCapture', s), 0)
+        spin(1_000_000, s)
+        a = event(s)
+        for _ in range(3): call('cuGraphLaunch', graph, s)
+        b = event(s)
+        call('cuStreamSynchronize', s)
+    """)
+    assert timed("between(a, b)") == pytest.approx(15 + EVENT_MS, abs=0.0005)
+
+
+def test_branches_of_a_graph_overlap(timed: Worker) -> None:
+    timed(f"""
+        s, side = call('cuStreamCreate', 1), call('cuStreamCreate', 1)
+        pinned, p = call('cuMemHostAlloc', 24 * MIB, 0), call('cuMemAlloc', 24 * MIB)
+        call('cuStreamBeginCapture', s, {CAPTURE})
+        spin(1_000_000, s)
+        fork, join = call('cuEventCreate', 2), call('cuEventCreate', 2)
+        call('cuEventRecord', fork, s)
+        call('cuStreamWaitEvent', side, fork, 0)
+        call('cuMemcpyHtoDAsync', p, pinned, 24 * MIB, side)
+        spin(4_000_000, s)
+        call('cuEventRecord', join, side)
+        call('cuStreamWaitEvent', s, join, 0)
+        spin(2_000_000, s)
+        captured = call('cuStreamEndCapture', s)
+        count = call('cuGraphGetNodes', captured, 0)[1]
+        graph = call('cuGraphInstantiate', captured, 0)
+        call('cuMemcpyHtoD', p, pinned, 24 * MIB)
+        spin(400_000_000, s)  # while the host moves the bytes
+        a = event(s)
+        call('cuGraphLaunch', graph, s)
+        b = event(s)
+        spin(1_000_000, s)
+        c = event(s)
+        call('cuStreamSynchronize', s)
+    """)
+    assert timed("count") == 4
+    # The copy (1.05 ms) is beside the 4 ms, not behind them.
+    assert timed("between(a, b)") == pytest.approx(7 + EVENT_MS, abs=0.0005)
+    assert timed("between(b, c)") == pytest.approx(1 + EVENT_MS, abs=0.0005)
+
+
+def test_a_graph_is_one_launch_of_the_queue(timed: Worker) -> None:
+    timed(f"""
+        import time
+        s = call('cuStreamCreate', 1)
+        call('cuStreamBeginCapture', s, {CAPTURE})
+        for _ in range(20): spin(1, s)
+        graph = call('cuGraphInstantiate', call('cuStreamEndCapture', s), 0)
+        spin(500_000_000, s)
+        start = time.monotonic()
+        for _ in range(200): call('cuGraphLaunch', graph, s)
+        launched = time.monotonic() - start
+        call('cuStreamSynchronize', s)
+    """)
+    assert timed("launched") < 0.45
+
+
+def test_every_thread_has_a_default_stream(timed: Worker) -> None:
+    timed("""
+        import threading
+        query, own_query = raw('cuStreamQuery'), raw('cuStreamQuery_ptsz')
+        launch = raw('cuLaunchKernel_ptsz')
+        ns = ctypes.c_uint64(300_000_000)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(ns))
+        one = ctypes.c_uint(1)
+        launch(ctypes.c_void_p(int(last)), one, one, one, one, one, one, ctypes.c_uint(0), None,
+               parameters, None)
+        found = [own_query(None)]
+
+        def other():
+            call('cuCtxSetCurrent', context_)
+            found.append(own_query(None))
+            found.append(query(None))  # the legacy one waits for both
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    """)
+    assert timed("found") == [600, 0, 600]
+
+
+def test_freeing_waits_for_the_device(timed: Worker) -> None:
+    timed("""
+        import time
+        p = call('cuMemAlloc', MIB)
+        start = time.monotonic()
+        spin(50_000_000)
+        call('cuMemFree', p)
+        waited = time.monotonic() - start
+    """)
+    assert timed("waited") >= 0.05
+
+
+def test_host_functions_are_called_in_time(timed: Worker) -> None:
+    timed("""
+        import time
+        called = []
+        function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
+            lambda data: (called.append(time.monotonic()), time.sleep(0.1)))
+        start = time.monotonic()
+        spin(50_000_000)
+        raw('cuLaunchHostFunc')(None, function, None)
+        b = event()
+        spin(1_000_000)
+        c = event()
+        returned = time.monotonic() - start
+        call('cuStreamSynchronize', 0)
+        waited = time.monotonic() - start
+    """)
+    assert timed("returned < 0.05 <= called[0] - start") and timed("waited") >= 0.151
+    assert timed("between(b, c)") == pytest.approx(1 + EVENT_MS, abs=0.05)
