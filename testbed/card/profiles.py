@@ -21,5 +21,5 @@ def load(name: str) -> Profile:
         InputError: there is none of that name.
     """
     if name not in PROFILES:
-        raise InputError(f"unknown card {name!r}", hint=f"known are {', '.join(sorted(PROFILES))}")
+        raise InputError(f"unknown card {name!r}", hint=known_hint(name, PROFILES))
     return PROFILES[name]
