@@ -45,6 +45,7 @@ from testbed.lab.scenario.record import (
     budget_reason,
     case_verdict,
     no_verdict,
+    plain,
     write_json,
 )
 from testbed.lab.scenario.run import finish
@@ -189,7 +190,7 @@ class Experiment:
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.monotonic() - self._begin, 1),
             artifacts=self._artifacts(),
-            parameters=_plain(self._parameters),
+            parameters=plain(self._parameters),
             title=self._question.title,
             meanings=self._meanings(),
         )
@@ -230,7 +231,7 @@ class Experiment:
             self._case,
             reason,
             asserts_limit=self._question.asserts_limit,
-            parameters=_plain(self._parameters),
+            parameters=plain(self._parameters),
         )
         self._write(
             msgspec.structs.replace(
@@ -357,8 +358,3 @@ class Experiment:
             python=platform.python_version(),
             host=host(),
         )
-
-
-def _plain(parameters: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(parameters)
-    return plain

@@ -129,6 +129,12 @@ def case_verdict(
     return worst(verdicts)
 
 
+def plain(parameters: Any) -> dict[str, Any]:
+    """Return a question's parameters as a file would hold them: mappings, lists, scalars."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(parameters))
+    return found
+
+
 def no_verdict(
     case: str, reason: str, *, asserts_limit: bool, parameters: dict[str, Any] | None = None
 ) -> Record:

@@ -37,6 +37,7 @@ from testbed.lab.scenario.record import (
     Record,
     Report,
     no_verdict,
+    plain,
     read_record,
     worst,
     write_json,
@@ -87,7 +88,7 @@ def check_case(case: Case, notebook: Path) -> dict[str, Any]:
     """
     question = load_question(case.folder)
     values = load_parameters(case.path)
-    whole: dict[str, Any] = msgspec.to_builtins(checked_parameters(question, values))
+    whole = plain(checked_parameters(question, values))
     known = notebook_parameters(notebook)
     missing = sorted({*values, *RUNNER_PARAMETERS} - known)
     if missing:

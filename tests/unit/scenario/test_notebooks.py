@@ -76,6 +76,22 @@ def test_by_hand_it_runs_a_case_of_the_repository(notebook):
 
 
 @pytest.mark.parametrize("case", find_cases(ROOT / "scenarios"), ids=str)
+def test_plain_papermill_runs_each_case_as_itself(case):
+    """What a file leaves out comes from the notebook there, from the question in a run."""
+    notebook = ROOT / "notebooks" / f"{case.question}.ipynb"
+    cells = (c for c in code_cells(notebook) if "parameters" in c["metadata"].get("tags", ()))
+    values = {
+        statement.targets[0].id: ast.literal_eval(statement.value)
+        for statement in ast.parse("".join(next(cells)["source"])).body
+    }
+    label = values["case"]
+    values = {name: value for name, value in values.items() if name not in RUNNER_PARAMETERS}
+    question = load_question(case.folder)
+    parameters = checked_parameters(question, {**values, **load_parameters(case.path)})
+    assert label_of(label, question, parameters, ROOT / "scenarios") == str(case)
+
+
+@pytest.mark.parametrize("case", find_cases(ROOT / "scenarios"), ids=str)
 def test_every_case_fits_its_question_and_notebook(case):
     check_case(case, ROOT / "notebooks" / f"{case.question}.ipynb")
 
