@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from testbed.lab.notebook import label_of
 from testbed.lab.scenario.cases import (
     checked_parameters,
     find_cases,
