@@ -300,6 +300,21 @@ def read(path: Path) -> CardState:
     )
 
 
+def read_granted(path: Path) -> list[int]:
+    """Return the device time that each slot has been granted since the card was made, ns,
+    over all processes that ever had it, worked out to now.
+
+    Raises:
+        CodecError: the file is none, or of another version.
+    """
+    with path.open("rb", buffering=0) as file:
+        state = _FrontLayout.from_buffer_copy(_piece(file, path, 0, _FrontLayout))
+        if state.magic != MAGIC or state.version != VERSION:
+            raise CodecError(f"{path} is no card state of version {VERSION}")
+        book, slots = _consistent(file, path)
+    return _granted_now(book, slots, _description(state.description))
+
+
 class _FrontLayout(ctypes.Structure):
     """What comes before the slots in ``struct card_state``."""
 
