@@ -93,7 +93,7 @@ def run(
         target = (runs or root.parent / "runs").absolute()
         progress = ConsoleProgress()
         evidence: Path | None = None
-        with testbed.use("run", progress, wait_s=timeout * repeat * len(cases)) as use:
+        with testbed.use("run", progress, wait_s=timeout) as use:
             folder = run_folder(target)
             before = testbed.cluster.status().state
             # One that a killed run would have taken down goes with this run.
