@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define LOOK_NS 200000ull /* how late a function may begin, at most, beside sleeping */
+/* How often to look for a function's turn: not before it can come, but often enough for one
+ * that waits for other things than time. */
+#define OFTEN_NS 100000ull
+#define SELDOM_NS 5000000ull
 
 struct call {
     CUhostFn function;
@@ -48,16 +51,21 @@ void callback_ready(struct queue *queue, struct line *line, struct work *work)
     pthread_cond_signal(&changed);
 }
 
-static bool look(void)
+/* How long nothing can become ready; UINT64_MAX: nothing is waited for. */
+static uint64_t look(void)
 {
-    uint64_t now = emu_now_ns();
-    bool waiting = false;
-    for (int i = 0; i < device_count; i++)
-        if (devices[i].time.queue.hosts > 0) {
-            time_look(&devices[i], now);
-            waiting = waiting || devices[i].time.queue.hosts > 0;
-        }
-    return waiting;
+    uint64_t now = emu_now_ns(), least = UINT64_MAX;
+    for (int i = 0; i < device_count; i++) {
+        struct queue *queue = &devices[i].time.queue;
+        if (queue->hosts == 0)
+            continue;
+        time_look(&devices[i], now);
+        uint64_t next = queue_host_ns(queue);
+        least = next < least ? next : least;
+    }
+    if (least == UINT64_MAX)
+        return UINT64_MAX;
+    return least < OFTEN_NS ? OFTEN_NS : least > SELDOM_NS ? SELDOM_NS : least;
 }
 
 static void *serve(void *unused)
@@ -67,10 +75,10 @@ static void *serve(void *unused)
     driver_lock();
     for (;;) {
         while (first_ready == NULL) {
-            bool waiting = look();
+            uint64_t idle = look();
             if (first_ready != NULL)
                 break;
-            driver_await(&changed, waiting ? LOOK_NS : UINT64_MAX);
+            driver_await(&changed, idle);
         }
         struct call *call = first_ready;
         first_ready = call->next;

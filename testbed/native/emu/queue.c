@@ -363,6 +363,23 @@ uint64_t queue_least_ns(const struct queue *queue, const struct line *line, uint
     return sum;
 }
 
+uint64_t queue_host_ns(const struct queue *queue)
+{
+    uint64_t least = UINT64_MAX;
+    for (size_t i = 0; queue->hosts > 0 && i < queue->count; i++) {
+        const struct line *line = queue->lines[i];
+        uint64_t sum = 0;
+        for (uint64_t at = line->done + 1; at <= line->pushed && sum < least; at++) {
+            const struct work *work = line_at(line, at);
+            if (work->kind == WORK_HOST && !work->started)
+                least = sum;
+            else if (work->kind <= WORK_COPY_OUT)
+                sum += work->left_ns;
+        }
+    }
+    return least;
+}
+
 void queue_drop(struct queue *queue, struct line *line)
 {
     while (!line_idle(line)) {

@@ -99,6 +99,9 @@ bool queue_held(const struct queue *queue);
 /* The least time until `line` is at `position`. */
 uint64_t queue_least_ns(const struct queue *queue, const struct line *line, uint64_t position);
 
+/* The least time until a HOST work's turn comes; UINT64_MAX: there is none. */
+uint64_t queue_host_ns(const struct queue *queue);
+
 /* Everything on the line is over at once. */
 void queue_drop(struct queue *queue, struct line *line);
 

@@ -138,7 +138,7 @@ static void publish(struct device *device)
     __atomic_store_n(&slot_of(device)->submitted_ns, time->granted_ns + ready, __ATOMIC_RELEASE);
 }
 
-void time_look(struct device *device, uint64_t now_ns)
+static void look(struct device *device, uint64_t now_ns)
 {
     struct device_time *time = &device->time;
     if (!begin(device))
@@ -164,6 +164,15 @@ void time_look(struct device *device, uint64_t now_ns)
     } while (stopped || target < now_ns);
 }
 
+void time_look(struct device *device, uint64_t now_ns)
+{
+    /* A stream may wait for one of another card. */
+    for (int i = 0; i < device_count; i++)
+        if (&devices[i] != device && devices[i].time.queue.count > 0)
+            look(&devices[i], now_ns);
+    look(device, now_ns);
+}
+
 /* --- from the program to the queues ----------------------------------------------------------- */
 
 CUresult time_push(struct device *device, struct line *line, const struct work *work)
@@ -175,7 +184,7 @@ CUresult time_push(struct device *device, struct line *line, const struct work *
      * behind only makes that longer. */
     bool busy = work->arrived_ns < time->busy_until;
     if (!busy)
-        time_look(device, work->arrived_ns);
+        look(device, work->arrived_ns);
     if (!queue_push(&time->queue, line, work))
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (!busy)

@@ -7,6 +7,7 @@ tolerances hold on a machine that is busy.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from emu_harness import Emulation, Worker
@@ -466,3 +467,26 @@ def test_host_functions_are_called_in_time(timed: Worker) -> None:
     """)
     assert timed("returned < 0.05 <= called[0] - start") and timed("waited") >= 0.151
     assert timed("between(b, c)") == pytest.approx(1 + EVENT_MS, abs=0.05)
+
+
+def test_a_stream_waits_for_another_card(make_emulation: Callable[..., Emulation]) -> None:
+    worker = make_emulation(2).start()
+    worker("""
+        context(0)
+        first = call('cuCtxGetCurrent')
+        second = context(1)
+    """)
+    worker(SETUP)
+    worker("""
+        import time
+        start = time.monotonic()
+        spin(100_000_000)
+        b = event()
+        call('cuCtxSetCurrent', first)
+        s = call('cuStreamCreate', 1)
+        call('cuStreamWaitEvent', s, b, 0)
+        spin(1_000_000, s)
+        call('cuStreamSynchronize', s)
+        waited = time.monotonic() - start
+    """)
+    assert worker("waited") >= 0.1
