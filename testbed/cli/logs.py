@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -109,9 +110,11 @@ def _files(
             lines = list(found.recent(lines, now.timestamp() - seconds, now))
         for line in lines:
             say(source, line)
-    if following:
-        for source, line in found.follow(target.files, ends, lambda: False):
-            say(source, line)
+    # Ctrl-C is how following ends, not an error.
+    with contextlib.suppress(KeyboardInterrupt):
+        if following:
+            for source, line in found.follow(target.files, ends, lambda: False):
+                say(source, line)
 
 
 def _pod_log(testbed: Testbed, target: Pods, arguments: list[str], output: Format) -> int:
@@ -126,5 +129,7 @@ def _pod_log(testbed: Testbed, target: Pods, arguments: list[str], output: Forma
             for line in process.stdout or ():
                 print(found.as_json(*found.split_prefix(line.rstrip("\n"), source)), flush=True)
             return 2 if process.wait() else 0
+        except KeyboardInterrupt:
+            return 0  # how following ends; kubectl had the signal too
         finally:
             process.terminate()

@@ -8,6 +8,8 @@ from testbed.units import MIB
 
 #: Nodes and cards of a node that are shown; JSON has them all.
 _NODES, _CARDS = 3, 4
+#: What a container waits for, by the monitor's words.
+_WAITS = {"budget": "its share", "queue": "its work in flight", "priority": "a higher priority"}
 
 
 def text(found: Explanation) -> str:
@@ -113,11 +115,17 @@ def _container_row(container: Raw, device: Raw) -> tuple[str, ...]:
         _mib(got.get("bytes")),
         _mib(asked.get("bytes")),
         "-" if share is None else f"{share:.1f} %",
-        f"{cores} %" if cores else "no limit",
+        _share(cores, container.get("policy")),
         "-" if waited is None else f"{100 * waited:.0f} % of its time",
-        ", ".join(sorted(reasons, key=lambda k: -reasons[k])) or "-",
+        ", ".join(_WAITS.get(k, k) for k in sorted(reasons, key=lambda k: -reasons[k])) or "-",
         ", ".join(dict.fromkeys(flags)) or "-",
     )
+
+
+def _share(cores: int, policy: str | None) -> str:
+    if not cores:
+        return "no limit"
+    return f"{cores} %" + (f" ({policy})" if policy and policy != "default" else "")
 
 
 def _mib(count: int | None) -> str:

@@ -48,8 +48,23 @@ def test_a_running_pod_s_figures(world):
     assert len(found.containers) == 1
     shown = text(found)
     row = next(line for line in shown.splitlines() if line.startswith("main"))
-    for part in ("12,345 MiB", "40,000 MiB", "48.8 %", "50 %", "51 % of its time", "budget, queue"):
+    for part in (
+        "12,345 MiB",
+        "40,000 MiB",
+        "48.8 %",
+        "50 %",
+        "51 % of its time",
+        "its share, its work in flight",
+    ):
         assert part in row
+
+
+def test_a_policy_that_is_not_the_default_is_named(world):
+    shown = text(running(world, containers=[container(device(), policy="force")]))
+    assert "50 % (force)" in shown
+    assert "(default)" not in text(
+        running(world, containers=[container(device(), policy="default")])
+    )
 
 
 def test_flags_are_in_the_answer(world):
