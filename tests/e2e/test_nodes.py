@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+from testbed.card import profiles
 from testbed.errors import InputError, TestbedError
 from testbed.lab import bundle
 from testbed.lab.deploy import enforcement
@@ -22,11 +23,18 @@ from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares, decode_register
 from testbed.units import MIB
 
-A80, A40 = "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"
-CARDS = "a100-80gb:2,a100-40gb:1;a100-40gb:8,a100-80gb:8"
-MODELS = ([A80, A80, A40], [A40] * 8 + [A80] * 8)
-#: MiB that programs can have of a card.
-SIZES = {A80: 81_050, A40: 40_540}
+A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
+CARDS = "a100-80gb:2,t4:1;t4:8,a100-80gb:8"
+MODELS = ([A100, A100, T4], [T4] * 8 + [A100] * 8)
+
+
+def size_mib(profile):
+    """Return what programs can have of a card."""
+    figures = profiles.load(profile).figures
+    return (figures["memory_bytes"].value - figures["reserved_bytes"].value) // MIB
+
+
+SIZES = {A100: size_mib("a100-80gb"), T4: size_mib("t4")}
 
 #: What a container finds, card by card; and whether the cap holds on each.
 LOOK = """
@@ -155,8 +163,8 @@ def test_each_node_has_its_own_cards_in_order(nodes):
 def test_pods_get_the_model_and_the_cap_that_they_ask_for_on_every_node(nodes, space):
     cases = {}
     for number, node in enumerate(nodes.cluster.status().nodes):
-        for model in (A80, A40):
-            name = f"p{number}-{model[-4:].lower()}"
+        for model in (A100, T4):
+            name = f"p{number}-{model.split()[1].lower()}"
             cases[name] = (node.name, model)
             limits = {names.RESOURCE_COUNT: 1, names.RESOURCE_MEMORY: 3000 + number}
             wish = {names.USE_TYPE: model.removeprefix("NVIDIA ")}
@@ -218,10 +226,10 @@ def test_a_pod_that_waits_is_explained_and_the_advice_holds(nodes, space):
     assert waiting.state == "waiting"
     assert waiting.nodes[0].node == nodes.cluster.status().nodes[1].name
     assert "8 of 9 cards found" in waiting.says
-    assert "40,540 MiB free of the 50,000 MiB asked" in waiting.says
+    assert f"{SIZES[T4]:,} MiB free of the 50,000 MiB asked" in waiting.says
     what = [remedy.what for remedy in waiting.remedies]
-    assert what == ["it asked for at most 40,540 MiB", "it asked for 8 cards"]
-    submit("fewer", 40_540)
+    assert what == [f"it asked for at most {SIZES[T4]:,} MiB", "it asked for 8 cards"]
+    submit("fewer", SIZES[T4])
     _, cards = looked(nodes, space, "fewer")
     assert len(cards) == 9
     assert explain(gather(nodes.kube, "fewer", space)).state == "ended"
