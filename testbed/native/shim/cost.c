@@ -4,6 +4,7 @@
 #define LONGER 1.25     /* a longer measurement beside a neighbour is an outlier */
 #define OUTLIERS 6      /* so many in a row are a change of the kernel */
 #define SOLID 64
+#define EXPLAINED 1.2   /* kappa up to which a neighbour may explain longer measurements */
 
 struct vgpu_cost_entry *vgpu_cost_find(struct vgpu_costs *costs, uint64_t key) {
     uint64_t start = key * 0x9e3779b97f4a7c15ull >> 52;
@@ -74,15 +75,22 @@ double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
     if (m->previous) k->solid = SOLID;
     judge_outliers(k, budget, lone);
     if (x <= LONGER * k->estimate || regime->raw || (lone && x <= 1.1 * k->high)) {
-        double weight = lone ? 0.2 : x < k->estimate ? 0.5 : 0.1;
+        double weight = lone ? 0.2 : x < k->estimate ? 0.5 : 0.1, before = k->estimate;
         k->estimate += weight * (x - k->estimate);
+        if (!lone && k->estimate < 0.9 * before)
+            vgpu_ledger_cheaper(budget, vgpu_is_long(before), k->estimate / before);
         if (!lone) k->outliers = 0;
         k->high *= 0.999;
         return fix;
     }
     note_outlier(k, x, budget);
+    /* They may all be a neighbour's doing (a card that shares its processors lengthens every
+     * kernel): only where NVML too says that we use more than we book. */
     if (!lone && k->outliers >= OUTLIERS && !vgpu_is_long(x)) {
-        k->estimate = k->least_outlier;
+        if (regime->kappa[0] > EXPLAINED) {
+            vgpu_ledger_dearer(budget, vgpu_is_long(k->estimate), k->least_outlier / k->estimate);
+            k->estimate = k->least_outlier;
+        }
         k->outliers = 0;
     }
     if (!lone || regime->raw || fix <= 0) return fix;

@@ -10,6 +10,7 @@
 #include "log.h"
 #include "lookup.h"
 #include "nvml_probe.h"
+#include "place.h"
 #include "pools.h"
 #include "sys.h"
 #include "throttle.h"
@@ -105,6 +106,7 @@ static CUresult make_charged(const struct make *make, int entry, uint64_t *bytes
     if (result == CUDA_SUCCESS) after = vgpu_nvml_sample(uuid);
     *bytes = result == CUDA_SUCCESS ? measured(&before, &after, expected) : 0;
     correct(entry, expected, *bytes);
+    if (result == CUDA_SUCCESS) vgpu_place_arrive(entry, make->dev);
     VGPU_LOG(VGPU_LOG_INFO, "context on device %d: result %d, %llu bytes", entry, result,
              (unsigned long long)*bytes);
     return result;

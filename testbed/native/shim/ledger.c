@@ -12,7 +12,7 @@ struct vgpu_tuning vgpu_tuning = {
     .batch_lone = 2 * VGPU_MS,
     .poll = 200 * VGPU_US,
     .sample_gap = 4 * VGPU_MS,
-    .event_cost = 700,
+    .event_cost = 2000,
     .slice = 2 * VGPU_MS,
     .kappa_half = 4 * VGPU_SEC,
     .gain_half = 10 * VGPU_SEC,
@@ -252,6 +252,24 @@ static void calibrate_kappa(const struct vgpu_budget *budget, double used,
     if (sum[j] > 20.0 * VGPU_MS)
         put(&ledger->kappa_ppm[j],
             (uint64_t)(clamp((all - other * sum[!j]) / sum[j], LEAST_KAPPA, MOST_KAPPA) * PPM));
+}
+
+static void set_kappa(struct vgpu_ledger *ledger, bool is_long, double before, double after) {
+    put(&ledger->kappa_ppm[is_long], (uint64_t)(after * PPM));
+    put_signed(&ledger->kappa_booked_ns[is_long],
+               (double)get_signed(&ledger->kappa_booked_ns[is_long]) * before / after);
+}
+
+void vgpu_ledger_cheaper(const struct vgpu_budget *budget, bool is_long, double ratio) {
+    double kappa = factor(&budget->ledger->kappa_ppm[is_long], LEAST_KAPPA, MOST_KAPPA);
+    if (kappa >= 1 || ratio >= 1 || ratio <= 0) return;
+    set_kappa(budget->ledger, is_long, kappa, kappa / ratio < 1 ? kappa / ratio : 1);
+}
+
+void vgpu_ledger_dearer(const struct vgpu_budget *budget, bool is_long, double ratio) {
+    double kappa = factor(&budget->ledger->kappa_ppm[is_long], LEAST_KAPPA, MOST_KAPPA);
+    if (kappa <= 1 || ratio <= 1) return;
+    set_kappa(budget->ledger, is_long, kappa, kappa / ratio > 1 ? kappa / ratio : 1);
 }
 
 bool vgpu_ledger_sample(const struct vgpu_budget *budget, const struct vgpu_usage *usage,

@@ -149,7 +149,7 @@ static void announce(struct vgpu_place *place, int64_t now) {
     tenant.priority = place->rules.priority;
     tenant.limit_pct = vgpu_limited(&place->rules) ? place->rules.limit_pct : 0;
     tenant.granted_ns = atomic_load_explicit(&place->granted_ns, memory_order_relaxed);
-    if (atomic_load_explicit(&place->yielding, memory_order_relaxed))
+    if (place->arriving || atomic_load_explicit(&place->yielding, memory_order_relaxed))
         tenant.wanting_ns = (uint64_t)now;
     else tenant.active_ns = (uint64_t)now;
     int64_t flight = atomic_load_explicit(&place->outstanding_ns, memory_order_relaxed);
@@ -212,5 +212,16 @@ void vgpu_place_tick(struct vgpu_place *place, int64_t now) {
     int free = 0;
     if (!atomic_compare_exchange_strong(&place->ticking.state, &free, 1)) return;
     tick(place, now);
+    vgpu_unlock(&place->ticking);
+}
+
+void vgpu_place_arrive(int entry, int device) {
+    struct vgpu_place *place = vgpu_place_of(entry, device);
+    if (place == NULL) return;
+    vgpu_lock(&place->ticking);
+    place->arriving = true;
+    tick(place, vgpu_clock());
+    place->arriving = false;
+    atomic_store(&place->next_tick, 0); /* the first launch tells more */
     vgpu_unlock(&place->ticking);
 }

@@ -34,7 +34,7 @@ struct vgpu_place {
     uint64_t checksum;
     struct vgpu_rules rules;
     struct vgpu_card_page page;
-    bool paged, siblings;
+    bool paged, siblings, arriving;
     int64_t next_slow, launched_at, began, fed_at;
     uint64_t launches_seen, stamp;
     struct written { /* what of the counters the region has */
@@ -48,6 +48,10 @@ void vgpu_places_forget(void); /* in a forked child */
 
 /* Does what is due; never waits for another thread that does. */
 void vgpu_place_tick(struct vgpu_place *place, int64_t now);
+
+/* A context was made on the device: its neighbours hear that it is there, before its first
+ * launch, so that those of a lower priority have a short queue by then. */
+void vgpu_place_arrive(int entry, int device);
 
 /* Writes the counters out, so that who looks after a synchronisation sees all. */
 void vgpu_place_flush(struct vgpu_place *place);

@@ -36,9 +36,12 @@ struct vgpu_presence vgpu_presence_of(const struct vgpu_page_tenant *tenants, ui
         if (tenant->id == 0 || tenant->id == own_id) continue;
         int64_t work = last_work(tenant, now), sign = last_sign(tenant, now);
         if (work != 0 && now - work < vgpu_tuning.hold) found.others = true;
-        if (tenant->priority >= priority) continue;
-        if (work != 0 && now - work < PRIORITY_HOLD) found.higher = true;
-        if (sign != 0 && now - sign < (int64_t)VGPU_PAGE_STALE_NS) found.ranked = true;
+        if (tenant->priority == priority) continue;
+        bool there = sign != 0 && now - sign < (int64_t)VGPU_PAGE_STALE_NS;
+        found.ranked |= there;
+        if (tenant->priority > priority) continue;
+        found.outranked |= there;
+        found.higher |= work != 0 && now - work < PRIORITY_HOLD;
     }
     return found;
 }
@@ -75,6 +78,7 @@ void vgpu_regime_of(struct vgpu_regime *regime, const struct vgpu_rules *rules,
     }
     /* What is in flight runs on at half speed beside a newcomer: short where a higher
      * priority may come at any moment. */
-    regime->queue = regime->off && !presence->ranked ? vgpu_tuning.queue_lone : vgpu_tuning.queue;
+    regime->queue =
+        regime->off && !presence->outranked ? vgpu_tuning.queue_lone : vgpu_tuning.queue;
     vgpu_ledger_price(budget, regime, now);
 }

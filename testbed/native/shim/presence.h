@@ -12,7 +12,8 @@
 struct vgpu_presence {
     bool others;  /* another container had work within the last second */
     bool higher;  /* one of higher priority has work now */
-    bool ranked;  /* one of higher priority is on the card, with work or without */
+    bool ranked;  /* one of another priority is on the card, with work or without */
+    bool outranked; /* one of higher priority is */
 };
 
 /* `count` entries of a page, as the page says; bounded and disbelieved here. */

@@ -47,7 +47,7 @@ def compile_(output: Path, sources: Sequence[Path], *flags: str) -> Path:
     """Compile where the result of the same sources and flags is not there yet."""
     state = hashlib.sha256("\0".join(flags).encode())
     watched = [*sources, *(NATIVE / "shim").glob("*.h"), *(NATIVE / "include").glob("*.h")]
-    for file in sorted({*watched, *HERE.glob("fake/*.h"), NATIVE / "shim" / "exports.map"}):
+    for file in sorted({*watched, *HERE.glob("*/*.h"), NATIVE / "shim" / "exports.map"}):
         state.update(file.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"vgpu-shim-tests-{os.getuid()}" / state.hexdigest()[:16]
     result = folder / output.name
