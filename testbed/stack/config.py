@@ -14,6 +14,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.stack import names
 
+VendorName = Literal["nvidia", "hygon"]
 XidAction = Literal["ignore", "contained", "unhealthy"]
 
 
@@ -26,6 +27,14 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     resourceCoreName: str = names.RESOURCE_CORES
     resourcePriorityName: str = names.RESOURCE_PRIORITY
     schedulerName: str = names.SCHEDULER_NAME
+    #: Pods that name no scheduler are ours: Kubernetes writes default-scheduler for them.
+    forceOverwriteDefaultScheduler: bool = True
+    #: Pods that name any other scheduler are ours as well.
+    forceOverwriteScheduler: bool = False
+    #: Written to pods that ask for a card and name none.
+    runtimeClassName: str = ""
+    #: Whose cards are shared.
+    vendors: tuple[VendorName, ...] = ("nvidia",)
     defaultGPUNum: int = 1
     defaultMemory: int = 0
     defaultCores: int = 0

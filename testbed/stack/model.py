@@ -66,13 +66,15 @@ class Request:
     """What one container asks for.
 
     Exactly one of ``mem_mib`` and ``mem_pct`` is set (gpumem wins over the
-    percentage; neither given means the whole card, ``mem_pct=100``).
+    percentage; neither given means the whole card, ``mem_pct=100``). ``vendor`` is the
+    word of the cards that it is asked of (``stack.devices.vendor``).
     """
 
     count: int
     mem_mib: int | None = None
     mem_pct: int | None = None
     core_pct: int = 0
+    vendor: str = VENDOR_NVIDIA
 
 
 NO_REQUEST = Request(count=0, mem_mib=0)

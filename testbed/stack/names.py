@@ -26,6 +26,7 @@ RESOURCES = (
 
 NODE_REGISTER = "hami.io/node-nvidia-register"
 NODE_HANDSHAKE = "hami.io/node-handshake"
+NODE_SCORE = "hami.io/node-nvidia-score"
 NODE_LOCK = "hami.io/mutex.lock"
 DEVICE_CORDON = "hami.io/device-cordon"
 #: An operator's word that cards are well again: uuids with commas, or ``all``. The
@@ -42,8 +43,11 @@ POD_BIND_TIME = "hami.io/bind-time"
 #: When the extender last asked the scheduler to try a waiting pod again, unix seconds.
 POD_ROOM_MADE = "vgpu-testbed.dev/room-made"
 
-#: Keys that only the extender and the plugin may write: the webhook strips them
-#: from what a user submits (HAMi #3042, #3074).
+POD_MIG = "hami.io/vgpu-mig-allocations"
+SCHEDULER_ROLE = "hami.io/scheduler-role"  # label: leader or follower
+
+#: Keys of pods, annotations and labels alike, that only extender and plugin may write:
+#: kubelets hand out what they say (HAMi #3042, #3074).
 STACK_ANNOTATIONS = (
     POD_NODE,
     POD_TIME,
@@ -51,7 +55,13 @@ STACK_ANNOTATIONS = (
     POD_ALLOCATED,
     POD_BIND_PHASE,
     POD_BIND_TIME,
+    POD_MIG,
+    POD_ROOM_MADE,
+    SCHEDULER_ROLE,
 )
+
+#: Annotations of nodes that only the stack may write, likewise.
+STACK_NODE_ANNOTATIONS = (NODE_REGISTER, NODE_HANDSHAKE, NODE_SCORE, NODE_LOCK)
 
 PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"
@@ -68,6 +78,10 @@ CARD_POLICY = "hami.io/gpu-scheduler-policy"
 
 WEBHOOK_LABEL = "hami.io/webhook"
 WEBHOOK_IGNORE = "ignore"
+#: Label of a namespace, for administrators: ``allowed`` leaves the library's variables
+#: (``ENV_LIBRARY``) as its pods set them.
+OWN_ENVIRONMENT_LABEL = "vgpu-testbed.dev/own-environment"
+OWN_ENVIRONMENT_ALLOWED = "allowed"
 
 # --- Container environment -------------------------------------------------
 ENV_MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"  # and _<i>, MiB with suffix m
@@ -78,7 +92,20 @@ ENV_PRIORITY = "CUDA_TASK_PRIORITY"
 ENV_OVERSUBSCRIBE = "CUDA_OVERSUBSCRIBE"
 ENV_LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ENV_DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
+ENV_PAGE_FOLDER = "VGPU_PAGE_FOLDER"
 ENV_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+#: What tells the library its limits; those of ``ENV_LIMITS`` also with ``_<i>``.
+ENV_LIMITS = (ENV_MEMORY_LIMIT, ENV_SM_LIMIT)
+ENV_LIBRARY = (
+    *ENV_LIMITS,
+    ENV_SHARED_CACHE,
+    ENV_CORE_POLICY,
+    ENV_PRIORITY,
+    ENV_OVERSUBSCRIBE,
+    ENV_LOG_LEVEL,
+    ENV_DISABLE_CONTROL,
+    ENV_PAGE_FOLDER,
+)
 
 # --- Paths in the container ------------------------------------------------
 CONTAINER_ROOT = "/usr/local/vgpu"  # the container's own folder, read-write
