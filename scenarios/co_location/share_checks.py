@@ -249,8 +249,8 @@ def lone_free(
     return msgspec.structs.replace(
         base,
         verdict="pass" if pct >= FREE_PCT else "fail",
-        workload=pct,
-        card=share.pct if isinstance(share, Share) else None,
+        workload=round(pct, 2),
+        card=round(share.pct, 2) if isinstance(share, Share) else None,
         source=f"workload, {rate:.1f} of {free:.1f} steps/s; monitor ({trial.source})",
         reason="" if pct >= FREE_PCT else "slower than without the limiter",
     )
@@ -280,7 +280,7 @@ def undisturbed(
     return msgspec.structs.replace(
         base,
         verdict="pass" if held else "fail",
-        workload=pct,
+        workload=round(pct, 2),
         source=f"workload, {rate:.1f} steps/s beside the others, {alone:.1f} before",
         reason="" if held else "its rate changed when the others began",
     )
@@ -306,7 +306,7 @@ def takes_over(parameters: Parameters, tenant: Tenant, trial: Trial, uuid: str, 
     return msgspec.structs.replace(
         base,
         verdict="pass" if free else "fail",
-        card=share.pct,
+        card=round(share.pct, 2),
         source=f"{base.source}, from {FREED_SECONDS:g} s after the kill, {_span(share)}",
         reason="" if free else f"still held back {FREED_SECONDS:g} s after the kill",
     )
@@ -351,7 +351,7 @@ def freed(tenant: Tenant, trial: Trial) -> list[Check]:
             msgspec.structs.replace(
                 base,
                 verdict="fail" if late else "pass",
-                card=seconds,
+                card=round(seconds, 2),
                 reason="its memory was not free in time" if late else "",
             )
         )
@@ -399,7 +399,7 @@ def _judge(base: Check, asked: float, figure: float, points: float, least: float
     return msgspec.structs.replace(
         base,
         verdict="fail" if reason else "pass",
-        card=figure,
+        card=round(figure, 2),
         tolerance=round(tolerance, 1),
         reason=reason,
     )

@@ -81,24 +81,79 @@ def test_the_example_passes_and_its_control_fails(testbed, tmp_path):
     assert "image/png" in outputs and "memory_cap" in outputs
 
 
-def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
+#: Kills a program of the cluster from inside its namespaces, where there is no other's.
+KILL = """
+import os, signal, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+    except OSError:
+        continue
+    if words[0].endswith(sys.argv[1].encode()):
+        os.kill(int(pid), signal.SIGKILL)
+        print(pid)
+"""
+
+
+def test_programs_of_the_cluster_that_die_in_a_trial_change_nothing(testbed, tmp_path):
+    folder = clone(tmp_path, "pods: {a: {gpumem: 4096}, b: {gpumem: 2048}}\nallocators: [native]\n")
+    with subprocess.Popen(
+        [
+            sys.executable,
+            *("-c", "from testbed.cli import main; main()", "run", "co_location/own"),
+            *("--name", testbed.name, "--runs", str(tmp_path / "runs")),
+        ],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1"},
+    ) as run:
+        try:
+            told = ""
+            while "pods with the limiter: a: " not in told:
+                line = run.stderr.readline()
+                assert line, told
+                told += line
+            [node] = testbed.cluster.status().nodes
+            for where, victim in ((node.name, "/kubelet"), ("outer", "/kube-apiserver")):
+                killed = subprocess.run(
+                    testbed.cluster.enter(where, ["/usr/bin/python3", "-c", KILL, victim]),
+                    text=True,
+                    capture_output=True,
+                    timeout=30,
+                    check=True,
+                )
+                assert killed.stdout.strip(), killed.stderr
+            out, err = run.communicate(timeout=300)
+        finally:
+            run.kill()
+    assert run.returncode == 0, out[-3000:] + told[-1500:] + err[-1500:]
+    assert "own" in out and "pass" in out
+
+
+def clone(tmp_path, case):
+    """Make a clone's folders with one case, ``co_location/own``; return it."""
     folder = tmp_path / "scenarios" / "co_location"
     folder.mkdir(parents=True)
     for path in (ROOT / "scenarios/co_location").glob("*.py"):
         (folder / path.name).write_text(path.read_text())
-    case = folder / "too-big.yaml"
-    case.write_text("pods: {a: {gpumem: 999999}}\nallocators: [native]\n")
+    (folder / "own.yaml").write_text(case)
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks/co_location.ipynb").write_text(
-        (ROOT / "notebooks/co_location.ipynb").read_text()
-    )
+    notebook = "notebooks/co_location.ipynb"
+    (tmp_path / notebook).write_text((ROOT / notebook).read_text())
+    return tmp_path
+
+
+def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
+    clone(tmp_path, "pods: {a: {gpumem: 999999}}\nallocators: [native]\n")
     done = subprocess.run(
         [
             sys.executable,
             "-c",
             "from testbed.cli import main; main()",
             "run",
-            "co_location/too-big",
+            "co_location/own",
             "--name",
             testbed.name,
             "--runs",
