@@ -52,17 +52,20 @@ class Card:
         torch.cuda.set_device(self._ordinal)  # of this thread
         told = 0.0
         while goes_on():
-            while len(self._queue) < DEPTH:
-                self._queue.append(self._step())
-            self._queue.popleft().synchronize()
-            self.steps += 1
+            self._queue.append(self._step())
+            # Under a limiter the launch waits, and what is queued may be done already.
+            while self._queue and (len(self._queue) >= DEPTH or self._queue[0].query()):
+                self._count()
             if time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
                 self.tell(phase)
         while self._queue:
-            self._queue.popleft().synchronize()
-            self.steps += 1
+            self._count()
         self.tell(phase)
+
+    def _count(self) -> None:
+        self._queue.popleft().synchronize()
+        self.steps += 1
 
     def tell(self, phase: str) -> None:
         """Say how many steps are done; the warm-up is no phase, and not told."""

@@ -93,7 +93,7 @@ class Queue:
 
     def __init__(self, step_s=0.002, fails_at=None):
         self.free_at, self.step_s, self.most, self.open = 0.0, step_s, 0, 0
-        self.fails_at, self.done = fails_at, 0
+        self.fails_at, self.done, self.made = fails_at, 0, 0
         self.lock = threading.Lock()
         self.cuda = SimpleNamespace(
             set_device=lambda ordinal: None,
@@ -110,7 +110,11 @@ class Queue:
                     queue.free_at = max(queue.free_at, time.monotonic()) + queue.step_s
                     self.at = queue.free_at
                     queue.open += 1
+                    queue.made += 1
                     queue.most = max(queue.most, queue.open)
+
+            def query(self):
+                return self.at <= time.monotonic()
 
             def synchronize(self):
                 if queue.done == queue.fails_at:
@@ -155,6 +159,20 @@ def test_steps_count_when_they_are_done_and_the_queue_stays_full(flat_out, capsy
     assert card.steps == queue.done and queue.open == 0
     steps = [line["steps"] for line in told(capsys, "steps")]
     assert steps == sorted(steps) and steps[-1] == card.steps
+
+
+def test_a_step_that_is_done_counts_at_once_also_while_launches_wait(flat_out, capsys):
+    """As under a limiter: the card is ahead of the program, and the queue never full."""
+    queue = Queue(step_s=0.0)
+    card = flat_out.Card(queue, 0, "GPU-1")
+    behind = []
+
+    def goes_on():
+        behind.append(queue.made - card.steps)
+        return card.steps < 20
+
+    card.work("alone-a", goes_on)
+    assert max(behind) <= 1
 
 
 def test_all_cards_work_at_once_and_are_counted_apart(flat_out, capsys):
