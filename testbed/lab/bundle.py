@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import stat
+import subprocess
 import tarfile
 import tempfile
 import time
@@ -40,6 +41,8 @@ KINDS = (
     ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
 )
 LOG_LINES = 5000
+#: What a part may fail with: the rest is collected all the same.
+_EXPECTED = (TestbedError, OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
 ARCHIVES = (".tar.gz", ".tgz")
 
 
@@ -125,7 +128,7 @@ def _noted(problems: list[str], what: str) -> Iterator[None]:
     """Go on after an error, and write it down."""
     try:
         yield
-    except (TestbedError, OSError, ValueError, KeyError, TypeError) as error:
+    except _EXPECTED as error:
         problems.append(f"{what}: {error}")
 
 

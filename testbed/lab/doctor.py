@@ -82,13 +82,21 @@ def _user_namespaces() -> Finding:
     unshare = shutil.which("unshare")
     if unshare is None:
         return Finding(name="user namespaces", ok=False, detail="no unshare", hint=_debian())
-    done = subprocess.run(
-        [unshare, "--user", "--map-root-user", "--mount", "--net", "true"],
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [unshare, "--user", "--map-root-user", "--mount", "--net", "true"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(
+            name="user namespaces",
+            ok=False,
+            detail="making one takes longer than 10 s",
+            hint="end what keeps the machine busy, and ask again",
+        )
     if done.returncode == 0:
         return Finding(name="user namespaces", ok=True, detail="allowed")
     return Finding(

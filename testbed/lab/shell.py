@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from testbed.card import driver_root
 from testbed.card.spec import CardSpec
@@ -140,24 +141,33 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     program = shutil.which(command[0], path=environ.get("PATH"))
     if program is None:
         raise MissingTool(f"there is no program {command[0]!r}")
-    kept = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGQUIT)}
-    process = subprocess.Popen([program, *command[1:]], env=dict(environ))
+    # Not ignored: that the command would inherit; a handler it does not.
+    kept = {
+        each: signal.signal(each, _leave_it)
+        for each in (signal.SIGINT, signal.SIGQUIT)
+        if signal.getsignal(each) is not signal.SIG_IGN
+    }
+    process: subprocess.Popen[bytes] | None = None
     try:
-        # After the start: what is ignored before would be ignored by the command too.
-        for each in kept:
-            signal.signal(each, signal.SIG_IGN)
+        process = subprocess.Popen([program, *command[1:]], env=dict(environ))
         code = process.wait()
     except BaseException:  # SIGTERM or SIGHUP of our own
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-        process.kill()
-        process.wait()
+        if process is not None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()
+            process.wait()
         raise
     finally:
         for each, handler in kept.items():
             signal.signal(each, handler)
     return 128 - code if code < 0 else code
+
+
+def _leave_it(number: int, frame: FrameType | None) -> None:
+    """A key that was pressed is the command's affair."""
+    del number, frame
 
 
 def _state(root: Path, name: str) -> card.CardState:
