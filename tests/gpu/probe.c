@@ -471,6 +471,24 @@ static void hog(double kernel_us, double seconds, int sync)
            (double)(launched * batch) * kernel_us / took * 100);
 }
 
+/* Host time of one launch on a stream that is not full, ns: median of batches. */
+static void cost(void)
+{
+    start();
+    enum { BATCHES = 101, LAUNCHES = 200 };
+    double ns[BATCHES];
+    for (int b = 0; b < BATCHES; b++) {
+        double begin = now_us();
+        for (int i = 0; i < LAUNCHES; i++)
+            launch_spin(1, stream, 1);
+        ns[b] = (now_us() - begin) * 1000 / LAUNCHES;
+        OK(cuStreamSynchronize(stream));
+    }
+    double middle = median(ns, BATCHES);
+    printf("{\"launch_ns\": %.0f, \"p10\": %.0f, \"p90\": %.0f}\n", middle, ns[BATCHES / 10],
+           ns[BATCHES * 9 / 10]);
+}
+
 /* Busy for a part of each period, as events count it. */
 static void duty(double percent, double period_ms, double seconds)
 {
@@ -627,13 +645,15 @@ int main(int argc, char **argv)
         duty(atof(argv[2]), atof(argv[3]), atof(argv[4]));
     else if (strcmp(mode, "slices") == 0 && argc == 3)
         slices(atof(argv[2]));
+    else if (strcmp(mode, "cost") == 0)
+        cost();
     else if (strcmp(mode, "lag") == 0)
         lag();
     else if (strcmp(mode, "watch") == 0 && argc == 3)
         watch(atof(argv[2]));
     else {
         fputs("probe facts | hog US SECONDS deep|sync | duty PERCENT PERIOD_MS SECONDS | "
-              "slices SECONDS | lag | watch SECONDS\n", stderr);
+              "slices SECONDS | cost | lag | watch SECONDS\n", stderr);
         return 2;
     }
     return 0;
