@@ -1,13 +1,11 @@
 """What a pod asks for, read from the raw object.
 
-Whatever cannot be meant (``16Gi`` of a quantity in MiB, halves, negative numbers,
-limits that differ from requests) is refused with the container, the key and the
-value: a request that is read as "nothing" would run without any limit (HAMi #2284).
+Whatever cannot be meant is refused with the container, the key and the value: a request
+that is read as "nothing" would run without any limit (HAMi #2284).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +14,12 @@ from testbed import units
 from testbed.errors import InputError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import Vendor, vendors
 from testbed.stack.model import NO_REQUEST, Constraint, Request
 from testbed.stack.placement.effective import Kind
+from testbed.stack.placement.quantities import INT32_MAX, container_name, quantity
 
-INT32_MAX = 2**31 - 1
 POLICIES = ("binpack", "spread")
-
-_BINARY_SUFFIX = re.compile(r"[KMGTPE]i$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +44,12 @@ def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
     Raises:
         InputError: a quantity, an annotation or the pod's shape cannot be used.
     """
-    members = list(containers(pod))
+    members = list(located_containers(pod))
     annotations = _annotations(pod)
     _refuse_unsupported(annotations)
     return PodRequest(
-        containers=tuple(container_request(member, config) for _, member in members),
-        kinds=tuple(kind for kind, _ in members),
+        containers=tuple(container_request(member, config, where) for where, _, member in members),
+        kinds=tuple(kind for _, kind, _ in members),
         constraint=Constraint(
             use_types=_words(annotations, names.USE_TYPE),
             nouse_types=_words(annotations, names.NOUSE_TYPE),
@@ -75,6 +72,12 @@ def containers(pod: Mapping[str, Any]) -> Iterator[tuple[Kind, dict[str, Any]]]:
     Raises:
         InputError: the pod has not the shape of a pod.
     """
+    for _, kind, member in located_containers(pod):
+        yield kind, member
+
+
+def located_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
+    """Yield what ``containers`` does, each with its path, ``spec.containers[0]``."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         raise InputError("the pod has no spec")
@@ -84,106 +87,83 @@ def containers(pod: Mapping[str, Any]) -> Iterator[tuple[Kind, dict[str, Any]]]:
             continue
         if not isinstance(members, list) or not all(isinstance(m, dict) for m in members):
             raise InputError(f"spec.{key} of the pod is not a list of containers")
-        for member in members:
+        for position, member in enumerate(members):
+            where = f"spec.{key}[{position}]"
             if key == "containers":
-                yield Kind.APP, member
+                yield where, Kind.APP, member
             elif member.get("restartPolicy") == "Always":
-                yield Kind.SIDECAR, member
+                yield where, Kind.SIDECAR, member
             else:
-                yield Kind.INIT, member
+                yield where, Kind.INIT, member
 
 
-def container_request(container: Mapping[str, Any], config: DeviceConfig) -> Request:
+def container_request(
+    container: Mapping[str, Any], config: DeviceConfig, where: str = ""
+) -> Request:
     """Return what one container asks for; ``NO_REQUEST`` where it names no card.
 
+    Args:
+        container: The raw object.
+        config: Names the resources and their defaults.
+        where: Path of the container in its pod, for errors.
+
     Raises:
-        InputError: a quantity cannot be used, or a share is asked of no card.
+        InputError: a quantity cannot be used, a share is asked of no card, or cards of
+            two vendors are asked for.
     """
-    count = quantity(container, config.resourceCountName)
-    mem = quantity(container, config.resourceMemoryName)
-    mem_pct = quantity(container, config.resourceMemoryPercentageName, most=100)
-    cores = quantity(container, config.resourceCoreName, most=100)
-    quantity(container, config.resourcePriorityName, most=1)
+    if not container.get("resources"):
+        return NO_REQUEST
+    found = NO_REQUEST
+    for vendor in vendors(config):
+        request = vendor_request(container, vendor, where)
+        if not request.count:
+            continue
+        if found.count:
+            raise InputError(
+                f"{container_name(container)} asks for cards of two vendors",
+                why=f"{found.vendor} and {request.vendor}",
+                hint="ask for them in two containers",
+            )
+        found = request
+    return found
+
+
+def vendor_request(container: Mapping[str, Any], vendor: Vendor, where: str = "") -> Request:
+    """Return what one container asks for of one vendor's cards.
+
+    Raises:
+        InputError: as ``container_request``.
+    """
+    count = quantity(container, vendor.count, where=where)
+    mem = quantity(container, vendor.memory, where=where, mib=vendor.unit_mib == 1)
+    mem_pct = cores = None
+    if vendor.percentage:
+        mem_pct = quantity(container, vendor.percentage, most=100, where=where)
+    cores = quantity(container, vendor.cores, most=100, where=where)
+    if vendor.priority:
+        quantity(container, vendor.priority, most=1, where=where)
     if not count:
         if mem or mem_pct or cores:
             raise InputError(
-                f"container {_name(container)} asks for a share of a card and for "
-                f"{config.resourceCountName} {count or 'nothing'}",
+                f"{container_name(container)} asks for a share of a card and for "
+                f"{vendor.count} {count or 'nothing'}",
                 why="without a count the node hands it no card",
-                hint=f"set {config.resourceCountName}: 1 in its limits",
+                hint=f"set {vendor.count}: 1 in its limits",
             )
         return NO_REQUEST
-    core_pct = config.defaultCores if cores is None else cores
-    if mem:
-        mem_mib = mem * config.memoryFactor
-        if mem_mib > INT32_MAX:
-            raise InputError(
-                f"container {_name(container)}: {config.resourceMemoryName} {mem} is too large",
-                why=f"it means {units.mib_text(mem_mib)}",
-            )
-        return Request(count=count, mem_mib=mem_mib, core_pct=core_pct)
-    if mem_pct:
-        return Request(count=count, mem_pct=mem_pct, core_pct=core_pct)
-    if config.defaultMemory:
-        mem_mib = config.defaultMemory * config.memoryFactor
-        return Request(count=count, mem_mib=mem_mib, core_pct=core_pct)
-    return Request(count=count, mem_pct=100, core_pct=core_pct)
-
-
-def quantity(container: Mapping[str, Any], key: str, most: int = INT32_MAX) -> int | None:
-    """Return the whole number that a container gives for a resource, or None.
-
-    Raises:
-        InputError: it is no whole number from 0 to ``most``, carries a byte suffix, or
-            limit and request differ (Kubernetes cannot overcommit such resources).
-    """
-    resources = container.get("resources") or {}
-    if not isinstance(resources, dict):
-        raise InputError(f"container {_name(container)}: resources is not a map")
-    found: dict[str, int] = {}
-    for part in ("limits", "requests"):
-        values = resources.get(part) or {}
-        if not isinstance(values, dict):
-            raise InputError(f"container {_name(container)}: resources.{part} is not a map")
-        if values.get(key) is not None:
-            found[part] = _whole(container, key, values[key], most)
-    if len(set(found.values())) > 1:
+    core_pct = vendor.default_cores if cores is None else cores
+    if not mem and mem_pct:
+        return Request(count=count, mem_pct=mem_pct, core_pct=core_pct, vendor=vendor.word)
+    mem = mem or vendor.default_memory
+    if not mem:
+        return Request(count=count, mem_pct=100, core_pct=core_pct, vendor=vendor.word)
+    mem_mib = mem * vendor.unit_mib
+    if mem_mib > INT32_MAX:
         raise InputError(
-            f"container {_name(container)}: {key} has limit {found['limits']} "
-            f"and request {found['requests']}",
-            why="cards cannot be overcommitted by a request below the limit",
-            hint="leave the request out",
+            f"{container_name(container)}: {vendor.memory} {mem} is too large",
+            why=f"it means {units.mib_text(mem_mib)}",
         )
-    return next(iter(found.values()), None)
-
-
-def _whole(container: Mapping[str, Any], key: str, raw: object, most: int) -> int:
-    where = f"container {_name(container)}: {key} {str(raw)[:80]!r}"
-    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-        raise InputError(f"{where} is not a quantity")
-    if isinstance(raw, str) and _BINARY_SUFFIX.search(raw.strip()):
-        raise InputError(
-            f"{where} carries a byte suffix", why="it is a plain number", hint=_in_mib(raw)
-        )
-    try:
-        number = units.quantity(raw)
-    except InputError as error:
-        raise InputError(f"{where} is not a quantity", hint=error.hint) from error
-    if number < 0:
-        raise InputError(f"{where} is negative")
-    if number > most:
-        raise InputError(f"{where} is too large", why=f"the most is {most}")
-    if number != int(number):
-        raise InputError(f"{where} is not a whole number")
-    return int(number)
-
-
-def _in_mib(raw: str) -> str:
-    try:
-        mib = units.quantity(raw) / units.MIB
-    except InputError:
-        return "write a number such as 3000"
-    return f"memory is counted in MiB: write {mib:f}" if mib == int(mib) else "write it in MiB"
+    return Request(count=count, mem_mib=mem_mib, core_pct=core_pct, vendor=vendor.word)
 
 
 def _annotations(pod: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,7 +196,3 @@ def _refuse_unsupported(annotations: Mapping[str, Any]) -> None:
         raise InputError(
             f"annotation {names.VGPU_MODE} {mode!r} is not supported", hint="use hami-core"
         )
-
-
-def _name(container: Mapping[str, Any]) -> str:
-    return repr(str(container.get("name", "")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,16 @@ def container(requests=None, /, **limits):
         (container(gpu="1", mem="1e3"), Request(count=1, mem_mib=1000)),
         (container(gpu="1", mem="3000.0"), Request(count=1, mem_mib=3000)),
         (container(gpu="1", mem="3000000m"), Request(count=1, mem_mib=3000)),
+        (container(gpu="1", mem="16Ki"), Request(count=1, mem_mib=16384)),
+        (container(gpu="1", mem="2Mi"), Request(count=1, mem_mib=2 << 20)),
+        (container(gpu="1", mem="0Gi"), Request(count=1, mem_pct=100)),
+        (container(gpu="1", mem="2147483647"), Request(count=1, mem_mib=2**31 - 1)),
+        (container(gpu="1", mem="3e3"), Request(count=1, mem_mib=3000)),
+        (container(gpu="1", mem="0003000"), Request(count=1, mem_mib=3000)),
+        (container(gpu="1", mem="+5"), Request(count=1, mem_mib=5)),
+        (container(gpu="1", mem="2.5k"), Request(count=1, mem_mib=2500)),
+        (container({"mem": "3k"}, gpu="1", mem="3000"), Request(count=1, mem_mib=3000)),
+        (container(gpu="1", cores="0.03k", mem="1"), Request(count=1, mem_mib=1, core_pct=30)),
         (container(gpu="1", pct="50"), Request(count=1, mem_pct=50)),
         (container(gpu="1", pct="0"), Request(count=1, mem_pct=100)),  # W7: 0 is unset
         (container(gpu="1", mem="0"), Request(count=1, mem_pct=100)),
@@ -63,7 +74,7 @@ def test_request(given_, expected):
 
 
 BAD_QUANTITIES = [
-    "16Gi", "1Gi", "30720Mi", "1Ki", "0Gi",  # R4: bytes where MiB are meant
+    "16Gi", "2Gi", "30720Mi", "16G", "1Ti", "-1Ki",  # R4: bytes where MiB are meant
     "1.5", "0.1", "500m", "1n", 1.5,  # no whole number
     "-1", "-16", -1, "-1e3",  # negative
     "2147483648", "3G", "1e10", "9" * 40, 2**31, "1e999",  # over int32
@@ -91,10 +102,83 @@ def test_percentage_outside_0_to_100_is_refused(key, bad):
         container_request(container(gpu="1", **{key: bad}), CONFIG)
 
 
-def test_byte_suffix_hint_names_the_mib():
+@pytest.mark.parametrize(
+    ("key", "bad", "hint"),
+    [
+        ("mem", "16Gi", "for 16Gi of memory write 16384"),
+        ("mem", "30720Mi", "for 30720Mi of memory write 30720"),
+        ("mem", "16G", "write about 15258"),
+        ("mem", "1500m", "a whole number of MiB"),
+        ("mem", "lots", "a whole number of MiB"),
+        ("gpu", "16Gi", "write a whole number"),
+        ("pct", "101", "from 0 to 100"),
+        ("cores", "half", "from 0 to 100"),
+        ("priority", "2", "from 0 to 1"),
+    ],
+)
+def test_refusal_names_field_and_right_form(key, bad, hint):
+    asked = container(**({"gpu": "1"} | {key: bad}))
+    pod = {"spec": {"initContainers": [{}], "containers": [{}, asked]}}
     with pytest.raises(InputError) as caught:
-        container_request(container(gpu="1", mem="16Gi"), CONFIG)
-    assert "16384" in caught.value.hint
+        pod_request(pod, CONFIG)
+    name = next(iter(container(**{key: bad})["resources"]["limits"]))
+    assert f"spec.containers[1].resources.limits[{name}]: '{bad}'" in caught.value.what
+    assert hint in caught.value.hint
+
+
+def test_field_of_a_request_and_of_an_init_container():
+    pod = {"spec": {"initContainers": [container({"mem": "16Gi"}, gpu="1")], "containers": []}}
+    with pytest.raises(InputError, match=r"spec.initContainers\[0\].resources.requests\["):
+        pod_request(pod, CONFIG)
+
+
+SUFFIXES = ["", "n", "u", "m", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti", "e1", "E3", "e-2"]
+
+
+@given(st.integers(0, 10**12), st.integers(0, 4), st.sampled_from(SUFFIXES), st.sampled_from("+- "))
+def test_every_quantity_is_what_kubernetes_means_or_refused(digits, places, suffix, sign):
+    """Nothing is ever read as another number: by exact fractions, apart from our reader."""
+    factor = {
+        "": 1, "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
+        "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+        "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+        "e1": 10, "E3": 1000, "e-2": Fraction(1, 100),
+    }[suffix]  # fmt: skip
+    text = f"{digits:05d}"
+    text = f"{text[:-places]}.{text[-places:]}" if places else text
+    value = Fraction(digits, 10**places) * factor * (-1 if sign == "-" else 1)
+    asked = container(gpu="1", mem=sign.strip() + text + suffix)
+    if value.denominator == 1 and 0 <= value < 2**31:
+        expected = {"mem_mib": int(value)} if value else {"mem_pct": 100}
+        assert container_request(asked, CONFIG) == Request(count=1, **expected)
+    else:
+        with pytest.raises(InputError, match="gpumem"):
+            container_request(asked, CONFIG)
+
+
+DCU = DeviceConfig(vendors=("nvidia", "hygon"))
+
+
+def test_second_vendor_has_its_own_names_and_units():
+    limits = {"hygon.com/dcunum": "2", "hygon.com/dcumem": "4k", "hygon.com/dcucores": "40"}
+    asked = {"name": "d", "resources": {"limits": limits}}
+    expected = Request(count=2, mem_mib=4000, core_pct=40, vendor="DCU")
+    assert container_request(asked, DCU) == expected
+    assert container_request(asked, CONFIG) == NO_REQUEST  # where it is not configured
+    only = {"name": "d", "resources": {"limits": {"hygon.com/dcunum": "1"}}}
+    assert container_request(only, DCU) == Request(count=1, mem_pct=100, vendor="DCU")
+    bad = {"name": "d", "resources": {"limits": limits | {"hygon.com/dcumem": "16Gi"}}}
+    with pytest.raises(InputError, match="dcumem"):
+        container_request(bad, DCU)
+
+
+def test_cards_of_two_vendors_in_one_container_are_refused():
+    limits = {"hygon.com/dcunum": "1", names.RESOURCE_COUNT: "1"}
+    with pytest.raises(InputError, match="two vendors"):
+        container_request({"name": "d", "resources": {"limits": limits}}, DCU)
+    members = [{"resources": {"limits": {key: "1"}}} for key in limits]
+    request = pod_request({"spec": {"containers": members}}, DCU)
+    assert [r.vendor for r in request.containers] == ["DCU", "NVIDIA"]
 
 
 @pytest.mark.parametrize("key", ["gpu", "mem", "pct", "cores"])
