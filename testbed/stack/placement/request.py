@@ -6,7 +6,7 @@ that is read as "nothing" would run without any limit (HAMi #2284).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from testbed.errors import InputError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import Vendor, vendors
-from testbed.stack.model import NO_REQUEST, Constraint, Request
+from testbed.stack.model import NO_REQUEST, VENDOR_NVIDIA, Constraint, Request
 from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.quantities import INT32_MAX, container_name, quantity
 
@@ -37,6 +37,11 @@ class PodRequest:
         """Whether any container asks for a card."""
         return any(request.count for request in self.containers)
 
+    @property
+    def vendor(self) -> str:
+        """The word of the cards that it asks for; a pod asks for those of one vendor."""
+        return next((r.vendor for r in self.containers if r.count), VENDOR_NVIDIA)
+
 
 def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
     """Return what the pod asks for.
@@ -47,17 +52,44 @@ def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
     members = list(located_containers(pod))
     annotations = _annotations(pod)
     _refuse_unsupported(annotations)
+    requests = tuple(container_request(member, config, where) for where, _, member in members)
+    vendor = _one_vendor(requests, config)
     return PodRequest(
-        containers=tuple(container_request(member, config, where) for where, _, member in members),
+        containers=requests,
         kinds=tuple(kind for _, kind, _ in members),
         constraint=Constraint(
-            use_types=_words(annotations, names.USE_TYPE),
-            nouse_types=_words(annotations, names.NOUSE_TYPE),
-            use_uuids=_words(annotations, names.USE_UUID),
-            nouse_uuids=_words(annotations, names.NOUSE_UUID),
+            use_types=_words(annotations, vendor.use_type),
+            nouse_types=_words(annotations, vendor.nouse_type),
+            use_uuids=_words(annotations, vendor.use_uuid),
+            nouse_uuids=_words(annotations, vendor.nouse_uuid),
         ),
         node_policy=_policy(annotations, names.NODE_POLICY, config.nodeSchedulerPolicy),
         card_policy=_policy(annotations, names.CARD_POLICY, config.gpuSchedulerPolicy),
+    )
+
+
+def _one_vendor(requests: Sequence[Request], config: DeviceConfig) -> Vendor:
+    words = dict.fromkeys(request.vendor for request in requests if request.count)
+    if len(words) > 1:
+        raise InputError(
+            f"the pod asks for cards of two vendors, {' and '.join(words)}",
+            hint="ask for them in two pods",
+        )
+    known = vendors(config)
+    return next((vendor for vendor in known if vendor.word in words), known[0])
+
+
+def initialised(pod: Mapping[str, Any]) -> bool:
+    """Tell whether every plain init container of a pod has ended well."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    states = {
+        one.get("name"): (one.get("state") or {}).get("terminated") or {}
+        for one in status.get("initContainerStatuses") or ()
+    }
+    return all(
+        states.get(container.get("name"), {}).get("exitCode") == 0
+        for container in spec.get("initContainers") or ()
+        if container.get("restartPolicy") != "Always"
     )
 
 
@@ -122,7 +154,7 @@ def container_request(
             raise InputError(
                 f"{container_name(container)} asks for cards of two vendors",
                 why=f"{found.vendor} and {request.vendor}",
-                hint="ask for them in two containers",
+                hint="ask for them in two pods",
             )
         found = request
     return found

@@ -177,8 +177,18 @@ def test_cards_of_two_vendors_in_one_container_are_refused():
     with pytest.raises(InputError, match="two vendors"):
         container_request({"name": "d", "resources": {"limits": limits}}, DCU)
     members = [{"resources": {"limits": {key: "1"}}} for key in limits]
-    request = pod_request({"spec": {"containers": members}}, DCU)
-    assert [r.vendor for r in request.containers] == ["DCU", "NVIDIA"]
+    with pytest.raises(InputError, match="two vendors, DCU and NVIDIA"):
+        pod_request({"spec": {"containers": members}}, DCU)
+
+
+def test_constraints_are_the_vendors_own():
+    notes = {names.USE_UUID: "GPU-a", "hygon.com/use-gpuuuid": "DCU-a"}
+    for key, uuid, word in ((names.RESOURCE_COUNT, "GPU-a", "NVIDIA"),
+                            ("hygon.com/dcunum", "DCU-a", "DCU")):  # fmt: skip
+        members = [{"resources": {"limits": {key: "1"}}}]
+        request = pod_request({"metadata": {"annotations": notes},
+                               "spec": {"containers": members}}, DCU)  # fmt: skip
+        assert (request.constraint.use_uuids, request.vendor) == ((uuid,), word)
 
 
 @pytest.mark.parametrize("key", ["gpu", "mem", "pct", "cores"])
@@ -254,10 +264,17 @@ def test_constraints_and_policies_are_read():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        (names.CARD_POLICY, "topology-aware"),
-        (names.CARD_POLICY, "mutex,binpack"),
+        (names.CARD_POLICY, "topology"),
+        (names.CARD_POLICY, "binpack,spread"),
+        (names.CARD_POLICY, "mutex,mutex"),
+        (names.CARD_POLICY, ","),
+        (names.CARD_WEIGHTS, "slot=1,core=1"),
+        (names.CARD_WEIGHTS, "slot=1,core=1,memory=-3"),
+        (names.CARD_WEIGHTS, "slot=0,core=0,memory=0"),
+        (names.CARD_WEIGHTS, "slot=1,core=1,memory=nan"),
+        (names.CARD_WEIGHTS, "slot=1,core=1,memory=1,slot=1"),
         (names.NODE_POLICY, "random"),
-        (names.NUMA_BIND, "true"),
+        (names.NODE_POLICY, "mutex"),
         (names.VGPU_MODE, "mig"),
     ],
 )
