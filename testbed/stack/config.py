@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from testbed.errors import InputError
-from testbed.stack import names
+from testbed.stack import names, policy
 
 VendorName = Literal["nvidia", "hygon"]
 XidAction = Literal["ignore", "contained", "unhealthy"]
@@ -53,7 +53,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     xidDefault: XidAction = "unhealthy"
     libCudaLogLevel: int | None = None
     nodeSchedulerPolicy: Literal["binpack", "spread"] = "binpack"
-    gpuSchedulerPolicy: Literal["binpack", "spread"] = "spread"
+    #: One word or a chain, such as ``mutex,binpack,numa`` (``stack.policy``).
+    gpuSchedulerPolicy: str = "spread"
     #: ``off`` is for control runs: no preload, no limits in the environment, no
     #: region. Scheduling stays on.
     enforcement: Literal["on", "off"] = "on"
@@ -73,9 +74,11 @@ def parse(text: str | bytes) -> DeviceConfig:
         document = msgspec.yaml.decode(raw) if raw.strip() else {}
         if isinstance(document, dict) and isinstance(document.get("enforcement"), bool):
             document["enforcement"] = "on" if document["enforcement"] else "off"
-        return msgspec.convert(document, DeviceConfig)
+        config = msgspec.convert(document, DeviceConfig)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise InputError("device configuration cannot be used", why=str(error)) from error
+    policy.card_policy(config.gpuSchedulerPolicy, "device configuration: gpuSchedulerPolicy")
+    return config
 
 
 def load(path: Path) -> DeviceConfig:

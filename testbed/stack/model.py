@@ -88,6 +88,8 @@ class Constraint:
     nouse_types: tuple[str, ...] = ()
     use_uuids: tuple[str, ...] = ()
     nouse_uuids: tuple[str, ...] = ()
+    #: All cards of a container on one NUMA node.
+    numa_bind: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

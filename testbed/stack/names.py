@@ -25,8 +25,8 @@ RESOURCES = (
 )
 
 NODE_REGISTER = "hami.io/node-nvidia-register"
-NODE_HANDSHAKE = "hami.io/node-handshake"
 NODE_SCORE = "hami.io/node-nvidia-score"
+NODE_HANDSHAKE = "hami.io/node-handshake"
 NODE_LOCK = "hami.io/mutex.lock"
 DEVICE_CORDON = "hami.io/device-cordon"
 #: An operator's word that cards are well again: uuids with commas, or ``all``. The
@@ -75,6 +75,7 @@ NUMA_BIND = "nvidia.com/numa-bind"
 VGPU_MODE = "nvidia.com/vgpu-mode"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 CARD_POLICY = "hami.io/gpu-scheduler-policy"
+CARD_WEIGHTS = "hami.io/device-scoring-weights"
 
 WEBHOOK_LABEL = "hami.io/webhook"
 WEBHOOK_IGNORE = "ignore"

@@ -17,6 +17,7 @@ from testbed.errors import CodecError
 from testbed.stack.model import PodShares
 from testbed.stack.placement.fit import may_fit, place, score, shares_of
 from testbed.stack.placement.ledger import Floats, Ledger, Mask, Rows
+from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 
 #: Candidates that are looked up in the raw bytes before all names are decoded.
@@ -73,11 +74,19 @@ class Offer:
         return offered
 
 
-def decide(ledger: Ledger, pod: PodRequest, offer: Offer) -> Choice | None:
+def decide(
+    ledger: Ledger, pod: PodRequest, offer: Offer, room: Amount = UNBOUNDED
+) -> Choice | None:
     """Return the best fitting node of the offer; None if none fits.
 
     Best is the highest score for binpack and the lowest for spread; of equals the
     lowest row.
+
+    Args:
+        ledger: The cards.
+        pod: What it asks for.
+        offer: The nodes that it may go to.
+        room: What its namespace's quota leaves it.
     """
     if ledger.size == 0:
         return None
@@ -91,14 +100,14 @@ def decide(ledger: Ledger, pod: PodRequest, offer: Offer) -> Choice | None:
     if not several:
         for row in _best(key, _TRIES):
             if offer.holds(ledger.quoted(row)):
-                choice = _try(ledger, pod, np.array([row], np.int64), grades)
+                choice = _try(ledger, pod, np.array([row], np.int64), grades, room)
                 if choice is not None:
                     return choice
     rows = np.flatnonzero(fits & offer.rows(ledger))
     rows = rows[np.argsort(-key[rows], kind="stable")]
     start, step = 0, _CHUNK if several else 1
     while start < len(rows):
-        choice = _try(ledger, pod, rows[start : start + step], grades)
+        choice = _try(ledger, pod, rows[start : start + step], grades, room)
         if choice is not None:
             return choice
         start, step = start + step, step * _GROWTH
@@ -115,10 +124,13 @@ def _best(key: Floats, tries: int) -> Iterator[int]:
         rest[row] = -np.inf
 
 
-def _try(ledger: Ledger, pod: PodRequest, rows: Rows, grades: Floats) -> Choice | None:
-    placement = place(ledger, pod, rows)
-    at = int(placement.fits.argmax())
-    if not placement.fits[at]:
+def _try(
+    ledger: Ledger, pod: PodRequest, rows: Rows, grades: Floats, room: Amount
+) -> Choice | None:
+    placement = place(ledger, pod, rows, room)
+    good = placement.good
+    at = int(good.argmax())
+    if not good[at]:
         return None
     row = int(rows[at])
     return Choice(

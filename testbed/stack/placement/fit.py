@@ -6,21 +6,25 @@ on the rows it is given, each on what the ones before it left, and is exact.
 
 A card takes a container when it is usable and of a wanted type and uuid, has a
 free slot, enough memory and cores; a container that asks for 100 % needs a card
-that nobody uses, and one that asks for 0 % needs a card with cores left (HAMi).
-One container never gets the same card twice.
+that nobody uses, as every one does under the policy ``mutex``, and one that asks for
+0 % needs a card with cores left (HAMi). One container never gets the same card twice;
+bound to a NUMA node it needs all of them there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from testbed.stack.model import Constraint, PodShares, Request, Share
+from testbed.stack.placement.choose import choose, fullness, numa_groups
 from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.ledger import Floats, Ledger, Mask, Numbers, Rows, count_true
+from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
+from testbed.stack.policy import CardPolicy, card_policy
 
 EXCLUSIVE_PCT = 100
 
@@ -51,10 +55,17 @@ class Placement:
         fits: For each row, whether all containers found their cards.
         picks: For each container the columns, ascending (rows by count); empty
             arrays for containers that ask for nothing. Meaningless where not ``fits``.
+        within: Where the namespace's quota has room, too; None without a quota.
     """
 
     fits: Mask
     picks: tuple[Numbers, ...]
+    within: Mask | None = None
+
+    @property
+    def good(self) -> Mask:
+        """Where the pod may go."""
+        return self.fits if self.within is None else self.fits & self.within
 
 
 def allowed(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
@@ -110,12 +121,18 @@ def memory_need(request: Request, mem_total: Numbers) -> Numbers:
 
 
 def card_fits(
-    request: Request, left: Left, usable: Mask, need: Numbers, slots_total: Numbers
+    request: Request,
+    left: Left,
+    usable: Mask,
+    need: Numbers,
+    slots_total: Numbers,
+    *,
+    mutex: bool,
 ) -> Mask:
     """Return the cards that take this container as things stand in ``left``."""
     fits: Mask = usable & (left.slots > 0) & (left.mem >= need)
     fits &= left.core >= max(request.core_pct, 1)
-    if request.core_pct >= EXCLUSIVE_PCT:
+    if mutex or request.core_pct >= EXCLUSIVE_PCT:
         fits &= left.slots == slots_total
     return fits
 
@@ -129,19 +146,29 @@ def may_fit(ledger: Ledger, pod: PodRequest) -> Mask:
         usable = usable & accepted
     left = Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows])
     result: Mask = np.ones(ledger.size, np.bool_)
+    mutex = _policy(pod.card_policy).mutex
     for request in {r for r in pod.containers if r.count}:
         need = memory_need(request, ledger.mem_total[rows])
-        fits = card_fits(request, left, usable, need, ledger.slots_total[rows])
+        fits = card_fits(request, left, usable, need, ledger.slots_total[rows], mutex=mutex)
+        if pod.constraint.numa_bind and request.count > 1:
+            fits = numa_groups(fits, request.count, ledger.numa[rows])
         result &= count_true(fits) >= request.count
     return result
 
 
-def place(ledger: Ledger, pod: PodRequest, rows: Rows) -> Placement:
+def place(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount = UNBOUNDED) -> Placement:
     """Place a pod on each of some rows, container by container.
 
     A plain init container is placed beside the sidecars started so far and gives
     its share back; sidecars and apps keep theirs.
+
+    Args:
+        ledger: The cards.
+        pod: What it asks for.
+        rows: Which nodes.
+        room: What its namespace's quota leaves it.
     """
+    policy = _policy(pod.card_policy)
     usable = ledger.usable[rows]
     accepted = allowed(ledger, pod.constraint, rows)
     if accepted is not None:
@@ -149,7 +176,10 @@ def place(ledger: Ledger, pod: PodRequest, rows: Rows) -> Placement:
     mem_total, slots_total = ledger.mem_total[rows], ledger.slots_total[rows]
     core_total = ledger.core_total[rows]
     running = Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows]).copy()
+    low = None if room.unbounded else running.copy()  # least left at one time
     alive: Mask = np.ones(len(rows), np.bool_)
+    links = ledger.links(rows) if policy.linked else None
+    numa = ledger.numa[rows]
     nothing: Numbers = np.zeros((len(rows), 0), np.int64)
     picks: list[Numbers] = []
     for request, kind in zip(pod.containers, pod.kinds, strict=True):
@@ -160,30 +190,42 @@ def place(ledger: Ledger, pod: PodRequest, rows: Rows) -> Placement:
             return Placement(np.zeros(len(rows), np.bool_), tuple(picks))
         left = running.copy() if kind is Kind.INIT else running
         need = memory_need(request, mem_total)
-        fits = card_fits(request, left, usable, need, slots_total)
-        alive &= count_true(fits) >= request.count
+        fits = card_fits(request, left, usable, need, slots_total, mutex=policy.mutex)
+        full = fullness(
+            pod.weights,
+            slots_total - left.slots + 1,
+            slots_total,
+            core_total - left.core + request.core_pct,
+            core_total,
+            mem_total - left.mem + need,
+            mem_total,
+        )
+        chosen, enough = choose(
+            policy, pod.constraint.numa_bind, fits, request.count, full, numa, links
+        )
+        alive &= enough
         if not alive.any():
             return Placement(alive, tuple(picks))
-        fill = (
-            (slots_total - left.slots + 1) / np.maximum(slots_total, 1)
-            + (mem_total - left.mem + need) / np.maximum(mem_total, 1)
-            + (core_total - left.core + request.core_pct) / np.maximum(core_total, 1)
-        )
-        chosen = _choose(fill, fits, request.count, pod.card_policy)
         left.take(chosen, need, request.core_pct)
         picks.append(chosen)
-    return Placement(alive, tuple(picks))
+        if low is not None:
+            np.minimum(low.mem, left.mem, out=low.mem)
+            np.minimum(low.core, left.core, out=low.core)
+    if low is None:
+        return Placement(alive, tuple(picks))
+    mem = (ledger.mem_free[rows] - low.mem).sum(axis=1)
+    core = (ledger.core_free[rows] - low.core).sum(axis=1)
+    within: Mask = np.ones(len(rows), np.bool_)
+    if room.mem_mib is not None:
+        within &= (mem <= room.mem_mib) | (mem == 0)
+    if room.core_pct is not None:
+        within &= (core <= room.core_pct) | (core == 0)
+    return Placement(alive, tuple(picks), within)
 
 
-def _choose(fill: Floats, fits: Mask, count: int, policy: str) -> Numbers:
-    """Return the columns of the best cards: fullest first, or emptiest first."""
-    key = np.where(fits, -fill if policy == "binpack" else fill, np.inf)
-    if count == 1:
-        best: Numbers = key.argmin(axis=1)[:, None].astype(np.int64)
-        return best
-    order: NDArray[np.int64] = np.argsort(key, axis=1, kind="stable")[:, :count]
-    ascending: Numbers = np.sort(order, axis=1)
-    return ascending
+@lru_cache(maxsize=64)
+def _policy(text: str) -> CardPolicy:
+    return card_policy(text)
 
 
 def shares_of(

@@ -43,7 +43,7 @@ class Promise:
     """What one pod holds on one node."""
 
     node: str
-    charges: Mapping[str, Charge]
+    charges: tuple[tuple[str, Charge], ...]  # a map costs three times the memory
 
 
 class Ledger:
@@ -62,15 +62,29 @@ class Ledger:
         self._promises: dict[str, Promise] = {}
         self._by_node: dict[str, set[str]] = {}
         self._cordoned: dict[str, frozenset[str]] = {}
+        self._links: dict[int, dict[str, Mapping[str, int]]] = {}
+        self._books = True
         self._allocate()
 
     # --- nodes -----------------------------------------------------------
 
-    def set_node(self, name: str, cards: Sequence[Card], cordoned: Iterable[str] = ()) -> None:
+    def set_node(
+        self,
+        name: str,
+        cards: Sequence[Card],
+        cordoned: Iterable[str] = (),
+        links: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
         """Register a node's cards, or register them anew.
 
         Columns follow the cards' index, so that a container's devices come out in
         the order in which the driver counts them.
+
+        Args:
+            name: The node.
+            cards: All its cards.
+            cordoned: Uuids of cards that take no new pods.
+            links: What the link between two cards is worth, by uuid and uuid.
         """
         if not cards:
             self.remove_node(name)
@@ -84,6 +98,8 @@ class Ledger:
         self._clear_row(row)
         self._cards[row] = ordered
         self._cordoned[name] = frozenset(cordoned)
+        if links:
+            self._links[row] = dict(links)
         for column, card in enumerate(ordered):
             self._write_card(row, column, card, card.uuid in self._cordoned[name])
         self._recount(row)
@@ -146,9 +162,11 @@ class Ledger:
     def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
         """Charge a pod's shares to a node's cards, in place of what it held before."""
         self.release(uid)
-        self._promises[uid] = Promise(node, dict(charges))
+        held = Promise(node, tuple(charges.items()))
+        self._promises[uid] = held
         self._by_node.setdefault(node, set()).add(uid)
-        self._book(self._promises[uid], +1)
+        if self._books:
+            self._book(held, +1)
 
     def release(self, uid: str) -> bool:
         """Give back what a pod holds; False if it holds nothing."""
@@ -159,8 +177,60 @@ class Ledger:
         pods.discard(uid)
         if not pods:
             del self._by_node[held.node]
-        self._book(held, -1)
+        if self._books:
+            self._book(held, -1)
         return True
+
+    def close_books(self) -> None:
+        """Note promises only, until ``open_books``: a hundred thousand at a start."""
+        self._books = False
+
+    def open_books(self) -> None:
+        """Compute every free value from the promises, and keep them from now on."""
+        self._books = True
+        for row in self._row.values():
+            self._reset(row)
+        rows, columns, amounts = [], [], []
+        for held in self._promises.values():
+            row_of = self._row.get(held.node)
+            if row_of is None:
+                continue
+            for uuid, charge in held.charges:
+                for row, column in self._places.get(uuid, ()):
+                    if row == row_of:
+                        rows.append(row)
+                        columns.append(column)
+                        amounts.append((charge.slots, charge.mem_mib, charge.core_pct))
+        if not rows:
+            return
+        taken = np.array(amounts, np.int64)
+        where = (np.array(rows, np.int64), np.array(columns, np.int64))
+        for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
+            np.subtract.at(grid, where, taken[:, part])
+        np.add.at(self.used, where[0], taken)
+
+    def promises_on(self, node: str) -> list[str]:
+        """Return the uids of the pods that hold shares of a node."""
+        return list(self._by_node.get(node, ()))
+
+    def links(self, rows: Rows | slice) -> Numbers:
+        """Return what links are worth (rows by cards by cards); 0 where nobody says.
+
+        A link counts the same from both ends, the larger of what they say.
+        """
+        found = range(*rows.indices(self.size)) if isinstance(rows, slice) else rows.tolist()
+        worth: Numbers = np.zeros((len(found), self._width, self._width), np.int64)
+        for at, row in enumerate(found):
+            said = self._links.get(row)
+            if said is None:
+                continue
+            column = {card.uuid: i for i, card in enumerate(self._cards[row])}
+            for uuid, others in said.items():
+                for other, value in others.items():
+                    if uuid in column and other in column and uuid != other:
+                        a, b = column[uuid], column[other]
+                        worth[at, a, b] = worth[at, b, a] = max(worth[at, a, b], value)
+        return worth
 
     def promised(self, uid: str) -> Promise | None:
         return self._promises.get(uid)
@@ -171,7 +241,7 @@ class Ledger:
         if held is None:
             return ()
         known = {card.uuid for card in self.cards_of(held.node)}
-        return tuple(sorted(set(held.charges) - known))
+        return tuple(sorted({uuid for uuid, _ in held.charges} - known))
 
     def usage(self, name: str) -> Iterator[tuple[Card, Charge]]:
         """Yield a node's cards with what is taken from each."""
@@ -199,6 +269,7 @@ class Ledger:
         self.core_free: Numbers = np.zeros(grid, np.int64)
         self.core_total: Numbers = np.zeros(grid, np.int64)
         self.model: Numbers = np.zeros(grid, np.int64)
+        self.numa: Numbers = np.zeros(grid, np.int64)
         self.present: Mask = np.zeros(grid, np.bool_)
         self.healthy: Mask = np.zeros(grid, np.bool_)
         self.cordon: Mask = np.zeros(grid, np.bool_)
@@ -210,7 +281,7 @@ class Ledger:
 
     _GRIDS = (
         "slots_free", "slots_total", "mem_free", "mem_total", "core_free", "core_total",
-        "model", "present", "healthy", "cordon", "shareable", "usable",
+        "model", "numa", "present", "healthy", "cordon", "shareable", "usable",
     )  # fmt: skip
 
     def _resize(self, capacity: int, width: int) -> None:
@@ -247,6 +318,7 @@ class Ledger:
             if not places:
                 del self._places[card.uuid]
         self._cards[row] = ()
+        self._links.pop(row, None)
         for name in self._GRIDS:
             getattr(self, name)[row] = 0
         self.used[row] = 0
@@ -258,6 +330,7 @@ class Ledger:
         self.mem_total[row, column] = card.mem_mib
         self.core_total[row, column] = card.core_pct
         self.model[row, column] = self._models.setdefault(card.model, len(self._models))
+        self.numa[row, column] = card.numa
         self.present[row, column] = True
         self.healthy[row, column] = card.healthy
         self.cordon[row, column] = cordoned
@@ -266,6 +339,12 @@ class Ledger:
 
     def _recount(self, row: int) -> None:
         """Compute a row's free values from the promises on it."""
+        self._reset(row)
+        if self._books:
+            for uid in self._by_node.get(self._names[row], ()):
+                self._book(self._promises[uid], +1)
+
+    def _reset(self, row: int) -> None:
         self.slots_free[row] = self.slots_total[row]
         self.mem_free[row] = self.mem_total[row]
         self.core_free[row] = self.core_total[row]
@@ -275,22 +354,19 @@ class Ledger:
             self.core_total[row].sum(),
         )
         self.used[row] = 0
-        for uid in self._by_node.get(self._names[row], ()):
-            self._book(self._promises[uid], +1)
 
     def _book(self, held: Promise, sign: int) -> None:
         row = self._row.get(held.node)
         if row is None:
             return
-        for column, card in enumerate(self._cards[row]):
-            charge = held.charges.get(card.uuid)
-            if charge is None:
-                continue
-            self.slots_free[row, column] -= sign * charge.slots
-            self.mem_free[row, column] -= sign * charge.mem_mib
-            self.core_free[row, column] -= sign * charge.core_pct
-            self.used[row] += (
-                sign * charge.slots,
-                sign * charge.mem_mib,
-                sign * charge.core_pct,
-            )
+        for uuid, charge in held.charges:
+            for place in self._places.get(uuid, ()):
+                if place[0] == row:
+                    self.slots_free[place] -= sign * charge.slots
+                    self.mem_free[place] -= sign * charge.mem_mib
+                    self.core_free[place] -= sign * charge.core_pct
+                    self.used[row] += (
+                        sign * charge.slots,
+                        sign * charge.mem_mib,
+                        sign * charge.core_pct,
+                    )

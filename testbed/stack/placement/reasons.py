@@ -12,9 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.stack.model import Request
-from testbed.stack.placement.fit import EXCLUSIVE_PCT, memory_need, type_mask, uuid_mask
+from testbed.stack.placement.choose import numa_groups
+from testbed.stack.placement.fit import EXCLUSIVE_PCT, memory_need, place, type_mask, uuid_mask
 from testbed.stack.placement.ledger import Ledger, Mask, Rows, count_true
+from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
+from testbed.stack.policy import card_policy
 
 NO_CARDS = "NodeUnfitPod: the node has registered no cards"
 
@@ -26,6 +29,8 @@ UUID = "CardUuidMismatch"
 SLOTS = "CardTimeSlicingExhausted"
 MEMORY = "CardInsufficientMemory"
 CORES = "CardInsufficientCore"
+NUMA = "NumaNotFit"
+QUOTA = "ResourceQuotaNotFit"
 EXCLUSIVE = "ExclusiveDeviceAllocateConflict"
 EXHAUSTED = "CardComputeUnitsExhausted"
 TOO_FEW = "NodeInsufficientDevice"
@@ -43,7 +48,7 @@ class Reasons:
     unresolvable: dict[str, str] = field(default_factory=dict)
 
 
-def explain(ledger: Ledger, pod: PodRequest, names: list[str]) -> Reasons:
+def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UNBOUNDED) -> Reasons:
     """Return a reason for every name.
 
     A node is explained by the first container that finds no cards on its own; where
@@ -64,15 +69,25 @@ def explain(ledger: Ledger, pod: PodRequest, names: list[str]) -> Reasons:
             final.append(lost)
         open_ = open_[~lacking]
     totals = count_true(ledger.present[rows[open_]])
-    for total in set(totals.tolist()):
-        which[open_[totals == total]] = len(texts)
-        texts.append(f"{total}/{total} {TOGETHER}")
-        final.append(False)
+    over = _over_quota(ledger, pod, rows[open_], room)
+    for word, rest in ((QUOTA, over), (TOGETHER, ~over)):
+        for total in set(totals[rest].tolist()):
+            which[open_[rest & (totals == total)]] = len(texts)
+            texts.append(f"{total}/{total} {word}")
+            final.append(False)
     mine = which.tolist()
     return Reasons(
         failed={name: texts[i] for name, i in zip(names, mine, strict=True)},
         unresolvable={name: texts[i] for name, i in zip(names, mine, strict=True) if final[i]},
     )
+
+
+def _over_quota(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount) -> Mask:
+    """Return the rows whose cards would do and where only the quota forbids."""
+    if room.unbounded or not len(rows):
+        return np.zeros(len(rows), np.bool_)
+    placement = place(ledger, pod, rows, room)
+    return placement.fits & ~placement.good
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,13 @@ def _refused(ledger: Ledger, pod: PodRequest, request: Request, rows: Rows) -> t
         hit = undecided & refusal
         codes[hit] = len(words) - 1
         undecided &= ~hit
+    if pod.constraint.numa_bind and request.count > 1:
+        alone = undecided & ~numa_groups(undecided, request.count, ledger.numa[rows])
+        # Where other words say it already, too few cards are left for any NUMA node.
+        alone &= (count_true(undecided) >= request.count)[:, None]
+        words.append(NUMA)
+        codes[alone] = len(words) - 1
+        undecided &= ~alone
     lacking: Mask = count_true(undecided) < request.count
     codes.sort(axis=1)
     return lacking, _Lines(codes, words)
@@ -126,17 +148,19 @@ def _conditions(
     conditions: list[tuple[str, Mask]] = [
         (HEALTH, ~ledger.healthy[rows]),
         (CORDON, ledger.cordon[rows]),
-        (MODE, ~ledger.shareable[rows]),
     ]
     by_type = type_mask(ledger, pod.constraint, rows)
     if by_type is not None:
         conditions.append((TYPE, ~by_type))
+    conditions.append((MODE, ~ledger.shareable[rows]))
     by_uuid = uuid_mask(ledger, pod.constraint, rows)
     if by_uuid is not None:
         conditions.append((UUID, ~by_uuid))
     slots, total = ledger.slots_free[rows], ledger.slots_total[rows]
     need = memory_need(request, ledger.mem_total[rows])
     conditions.append((SLOTS, slots <= 0))
+    if card_policy(pod.card_policy).mutex:
+        conditions.append((EXCLUSIVE, slots < total))
     conditions.append((MEMORY, ledger.mem_free[rows] < need))
     conditions.append((CORES, ledger.core_free[rows] < request.core_pct))
     if request.core_pct >= EXCLUSIVE_PCT:

@@ -12,14 +12,12 @@ from typing import Any
 
 from testbed import units
 from testbed.errors import InputError
-from testbed.stack import names
+from testbed.stack import names, policy
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import Vendor, vendors
 from testbed.stack.model import NO_REQUEST, VENDOR_NVIDIA, Constraint, Request
 from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.quantities import INT32_MAX, container_name, quantity
-
-POLICIES = ("binpack", "spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +29,7 @@ class PodRequest:
     constraint: Constraint = field(default_factory=Constraint)
     node_policy: str = "binpack"
     card_policy: str = "spread"
+    weights: policy.Weights = policy.EQUAL
 
     @property
     def asks(self) -> bool:
@@ -62,9 +61,11 @@ def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
             nouse_types=_words(annotations, vendor.nouse_type),
             use_uuids=_words(annotations, vendor.use_uuid),
             nouse_uuids=_words(annotations, vendor.nouse_uuid),
+            numa_bind=str(annotations.get(names.NUMA_BIND, "")).strip().lower() == "true",
         ),
-        node_policy=_policy(annotations, names.NODE_POLICY, config.nodeSchedulerPolicy),
-        card_policy=_policy(annotations, names.CARD_POLICY, config.gpuSchedulerPolicy),
+        node_policy=_node_policy(annotations, config),
+        card_policy=_card_policy(annotations, config),
+        weights=_weights(annotations),
     )
 
 
@@ -210,19 +211,29 @@ def _words(annotations: Mapping[str, Any], key: str) -> tuple[str, ...]:
     )
 
 
-def _policy(annotations: Mapping[str, Any], key: str, default: str) -> str:
-    policy = str(annotations.get(key) or default)
-    if policy not in POLICIES:
-        raise InputError(
-            f"annotation {key} {policy!r} is not supported", hint=f"use {' or '.join(POLICIES)}"
-        )
-    return policy
+def _node_policy(annotations: Mapping[str, Any], config: DeviceConfig) -> str:
+    given = annotations.get(names.NODE_POLICY)
+    if not given:
+        return config.nodeSchedulerPolicy
+    return policy.node_policy(str(given), f"annotation {names.NODE_POLICY}")
+
+
+def _card_policy(annotations: Mapping[str, Any], config: DeviceConfig) -> str:
+    given = annotations.get(names.CARD_POLICY)
+    if not given:
+        return config.gpuSchedulerPolicy
+    return ",".join(policy.card_policy(str(given), f"annotation {names.CARD_POLICY}").words)
+
+
+def _weights(annotations: Mapping[str, Any]) -> policy.Weights:
+    given = annotations.get(names.CARD_WEIGHTS)
+    if not given:
+        return policy.EQUAL
+    return policy.weights(str(given), f"annotation {names.CARD_WEIGHTS}")
 
 
 def _refuse_unsupported(annotations: Mapping[str, Any]) -> None:
     # Each of these narrows where a pod may run: to ignore one would break a promise.
-    if str(annotations.get(names.NUMA_BIND, "")).lower() == "true":
-        raise InputError(f"annotation {names.NUMA_BIND} is not supported", hint="leave it out")
     mode = str(annotations.get(names.VGPU_MODE) or "hami-core")
     if mode != "hami-core":
         raise InputError(

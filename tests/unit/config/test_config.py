@@ -34,7 +34,7 @@ def test_hami_names_are_read():
     [
         ("deviceSplitCuont: 5", "deviceSplitCuont"),
         ("memoryFactor: ten", "memoryFactor"),
-        ("gpuSchedulerPolicy: mutex", "gpuSchedulerPolicy"),
+        ("gpuSchedulerPolicy: binpack,spread", "gpuSchedulerPolicy"),
         ("enforcement: maybe", "enforcement"),
         ("[1]", "object"),
         ("null", "object"),

@@ -1,0 +1,100 @@
+"""What a namespace may have of cards: ``ResourceQuota`` with HAMi's two keys.
+
+``spec.hard["limits.nvidia.com/gpumem"]`` counts MiB (times ``memoryFactor``, as requests
+do) and ``limits.nvidia.com/gpucores`` percent. A pod uses what its final placement takes
+of all cards together, a percentage of memory as MiB of its card, two cards twice; init
+containers count where they need more than the rest. An explicit 0 forbids, a key that is
+not there allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from testbed.stack.placement.effective import Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Memory and cores, of a quota or of what is used; None is no bound."""
+
+    mem_mib: int | None = None
+    core_pct: int | None = None
+
+    @property
+    def unbounded(self) -> bool:
+        return self.mem_mib is None and self.core_pct is None
+
+
+UNBOUNDED = Amount()
+
+
+class Quotas:
+    """Quotas and use by namespace; a pod counts once, however often it is told."""
+
+    def __init__(self) -> None:
+        self._hard: dict[str, dict[str, Amount]] = {}
+        self._used: dict[str, list[int]] = {}
+        self._pods: dict[str, tuple[str, int, int]] = {}
+
+    def set(self, namespace: str, name: str, hard: Amount) -> None:
+        """Take a quota; one without any of the two keys is none."""
+        if hard.unbounded:
+            self.remove(namespace, name)
+        else:
+            self._hard.setdefault(namespace, {})[name] = hard
+
+    def remove(self, namespace: str, name: str) -> None:
+        quotas = self._hard.get(namespace, {})
+        quotas.pop(name, None)
+        if not quotas:
+            self._hard.pop(namespace, None)
+
+    def charge(self, uid: str, namespace: str, charges: Iterable[Charge]) -> None:
+        """Count a pod's shares, in place of what it counted before."""
+        self.release(uid)
+        mem = core = 0
+        for charge in charges:
+            mem += charge.mem_mib
+            core += charge.core_pct
+        self._pods[uid] = (namespace, mem, core)
+        used = self._used.setdefault(namespace, [0, 0])
+        used[0] += mem
+        used[1] += core
+
+    def release(self, uid: str) -> None:
+        """Give a pod's use back, once."""
+        held = self._pods.pop(uid, None)
+        if held is None:
+            return
+        namespace, mem, core = held
+        used = self._used[namespace]
+        used[0] -= mem
+        used[1] -= core
+        if used == [0, 0]:
+            del self._used[namespace]
+
+    def used(self, namespace: str) -> Amount:
+        mem, core = self._used.get(namespace, (0, 0))
+        return Amount(mem_mib=mem, core_pct=core)
+
+    def room(self, namespace: str) -> Amount:
+        """Return what is left in a namespace, under the tightest of its quotas."""
+        quotas = self._hard.get(namespace)
+        if not quotas:
+            return UNBOUNDED
+        mem, core = self._used.get(namespace, (0, 0))
+        return Amount(
+            mem_mib=_left((q.mem_mib for q in quotas.values()), mem),
+            core_pct=_left((q.core_pct for q in quotas.values()), core),
+        )
+
+    def hard(self) -> Mapping[str, Mapping[str, Amount]]:
+        """Return the quotas by namespace and name."""
+        return self._hard
+
+
+def _left(bounds: Iterable[int | None], used: int) -> int | None:
+    known = [bound for bound in bounds if bound is not None]
+    return min(known) - used if known else None
