@@ -118,23 +118,35 @@ static bool running(struct vgpu_meter *m, const struct vgpu_batch *batch) {
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
-static double start_of(const struct vgpu_batch *batch, double time) {
-    int64_t gap = batch->gap - vgpu_tuning.event_cost;
-    return time + (double)(gap > 0 ? gap : 0);
+/* When the work behind a start event on an idle stream began: the event fires before the
+ * work is even submitted. */
+static double began(double event_time, int64_t gap) {
+    gap = (gap < MOST_GAP ? gap : MOST_GAP) - vgpu_tuning.event_cost;
+    return event_time + (double)(gap > 0 ? gap : 0);
+}
+
+/* The start of a chain, at the first completion after it: whichever stream's that is. */
+static void place_anchor(struct vgpu_meter *m) {
+    double time;
+    if (m->anchor == NULL) return;
+    if (m->ops->when(m->env, m->anchor, &time))
+        m->horizon = larger(m->horizon, began(time, m->anchor_gap));
+    else m->chain = VGPU_NO_CHAIN;
+    give_event(m, m->anchor);
+    m->anchor = NULL;
 }
 
 /* What the events say of a completed batch, into the ledger's correction. */
 static double measure(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_batch *batch,
                       const struct vgpu_regime *regime, int64_t *span) {
     double end, start = 0;
+    place_anchor(m);
     if (batch->end == NULL || !m->ops->when(m->env, batch->end, &end)) return 0;
     enum vgpu_from from = batch->from;
     if (batch->start != NULL && (batch->gap > MOST_GAP || batch->gap < 0 ||
                                  !m->ops->when(m->env, batch->start, &start)))
         from = VGPU_UNTIMED;
-    if (from == VGPU_PREVIOUS_END && batch->start != NULL) /* the anchor of a chain */
-        m->horizon = larger(m->horizon, start_of(batch, start));
-    start = from == VGPU_OWN_START ? start_of(batch, start)
+    start = from == VGPU_OWN_START ? began(start, batch->gap)
             : batch->chained       ? m->horizon
                                    : lane->last_end;
     double fix = 0;
@@ -240,12 +252,9 @@ static void close_lane(struct vgpu_meter *m, struct vgpu_lane *lane,
         open->crowded = true;
         m->crowd_memory = CROWD_MEMORY;
     }
-    if (m->chain == VGPU_ANCHORED && open->from == VGPU_UNTIMED && m->anchor != NULL) {
+    if (m->chain == VGPU_ANCHORED && open->from == VGPU_UNTIMED) {
         /* the first to be closed since the process was idle */
         open->from = VGPU_PREVIOUS_END;
-        open->start = m->anchor;
-        open->gap = m->anchor_gap;
-        m->anchor = NULL;
         m->chain = VGPU_CHAINED;
     } else if (open->from == VGPU_UNTIMED) {
         struct vgpu_batch *before = m->chain != VGPU_NO_CHAIN ? newest_pending(m, NULL)
@@ -397,6 +406,7 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
         close_lane(m, lane, regime, now);
     bool fresh = open->launches == 0, was_alone = alone(m, lane);
     bool is_long = vgpu_is_long(k->estimate), probe = !k->known && !k->probing;
+    if (m->busy_count == 0) m->chain = VGPU_NO_CHAIN; /* a gap: what ended before is no start */
     if (fresh) {
         *open = (struct vgpu_batch){
             .serial = ++m->serial, .stream = stream, .cost = k, .key = key, .opened = now};
