@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
+#: What typer makes of a Ctrl-C that comes before the command itself has begun.
+_TYPER_INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line."""
@@ -24,6 +27,10 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(2)
     except SystemExit as ended:
+        if ended.code == _TYPER_INTERRUPTED and not began:
+            _answer(began, "interrupted")
+            print("interrupted", file=sys.stderr)
+            sys.exit(2)
         if ended.code:
             _answer(began, "the command line cannot be understood")
         raise

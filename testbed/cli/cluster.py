@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed.cli.evidence import kept
 from testbed.cli.options import (
     CARDS_HELP,
     DEFAULT_CARDS,
@@ -42,13 +43,17 @@ def up(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab import images
+        from testbed.lab.bundle import default_place
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name, cluster_spec
 
         spec = cluster_spec(cards, nodes, port)
         testbed = Testbed(checked_name(name), provider)
         progress = ConsoleProgress()
-        with testbed.use("up", progress) as use:
+        with (
+            testbed.use("up", progress) as use,
+            kept(testbed, lambda: default_place(name)),
+        ):
             prepared = images.prepare(progress)
             found = testbed.up(spec, progress, prepared=prepared)
             use.note(temporary=False)

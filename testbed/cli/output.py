@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -26,6 +27,11 @@ class Format(StrEnum):
     json = "json"
 
 
+_FULL = (
+    "make room there, or point XDG_STATE_HOME (testbeds), XDG_CACHE_HOME (what is made once),"
+    " TMPDIR and --runs (results) elsewhere"
+)
+_OS_HINTS = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
 #: Holds something once a command answers for itself; see ``testbed.cli.main``.
 began: list[str] = []
 
@@ -63,17 +69,25 @@ def errors_as_exit_codes(output: Format = Format.table) -> Iterator[None]:
         # Who read our output has gone; Python would complain once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(2) from error
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        what = f"{where}{error.strerror or error}"
-        hint = "`testbed doctor` says what this machine lacks"
-        _tell(TestbedError(what, hint=hint, artifacts=_trace(error)), output)
-        raise typer.Exit(2) from error
     except Exception as error:
-        what = f"unexpected {type(error).__name__}"
-        hint = "this is a defect of the testbed: report it with the file below"
-        _tell(TestbedError(what, why=str(error), hint=hint, artifacts=_trace(error)), output)
+        _tell(told(error), output)
         raise typer.Exit(2) from error
+
+
+def told(error: Exception) -> TestbedError:
+    """Return an error as a person is told it; where an unexpected one came from is in a file."""
+    if isinstance(error, TestbedError):
+        return error
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        hint = _OS_HINTS.get(error.errno or 0, "`testbed doctor` says what this machine lacks")
+        return TestbedError(f"{where}{error.strerror or error}", hint=hint, artifacts=_trace(error))
+    return TestbedError(
+        f"unexpected {type(error).__name__}",
+        why=str(error),
+        hint="this is a defect of the testbed: report it with the file below",
+        artifacts=_trace(error),
+    )
 
 
 def _tell(error: TestbedError, output: Format) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed.cli import signals
+from testbed.cli.evidence import kept
 from testbed.cli.options import (
     CARDS_HELP,
     DEFAULT_NAME,
@@ -100,25 +102,23 @@ def run(
             stays = keep or (before != "absent" and not use.inherited)
             use.note(temporary=not stays)
             try:
-                _ready(testbed, before, wish, default, progress)
-                _check_cards(testbed, cases, needed)
-                report = run_cases(
-                    cases,
-                    notebooks=notebooks,
-                    testbed=name,
-                    folder=folder,
-                    timeout_seconds=timeout,
-                    show=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
-                    after_error=lambda: tidy(testbed.kube, progress),
-                    repeat=repeat,
-                    began=_announce(len(cases), repeat),
-                    reproduce=command_for(cases, repeat, {"cards": cards, "nodes": nodes}),
-                )
-                if report.verdict == "error":
-                    evidence = testbed.bundle(folder / "bundle")
-            except TestbedError as error:
-                error.artifacts = error.artifacts or testbed.bundle(folder / "bundle")
-                raise
+                with kept(testbed, lambda: folder / "bundle"):
+                    _ready(testbed, before, wish, default, progress)
+                    _check_cards(testbed, cases, needed)
+                    report = run_cases(
+                        cases,
+                        notebooks=notebooks,
+                        testbed=name,
+                        folder=folder,
+                        timeout_seconds=timeout,
+                        show=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
+                        after_error=lambda: tidy(testbed.kube, progress),
+                        repeat=repeat,
+                        began=_announce(len(cases), repeat),
+                        reproduce=command_for(cases, repeat, {"cards": cards, "nodes": nodes}),
+                    )
+                    if report.verdict in ("error", "fail"):
+                        evidence = testbed.bundle(folder / "bundle")
             except KeyboardInterrupt:
                 if stays:
                     with contextlib.suppress(TestbedError):  # else the next run does it
@@ -128,7 +128,8 @@ def run(
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing came of it
                 if not stays:
-                    testbed.down(progress)
+                    with signals.held():
+                        testbed.down(progress)
         show(report, folder, chosen)
         if evidence is not None:
             print(f"bundle    {evidence}", file=sys.stderr)

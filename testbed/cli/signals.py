@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,6 +26,29 @@ def install() -> None:
             signal.signal(each, _first)
     # The launcher (tools/setup-venv) holds them back while Python starts.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Let the body, a clean-up, come to its end; what would have ended it does so then."""
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+    waiting: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        waiting.append(number)
+        _later(number, frame)
+
+    for each in _SIGNALS:
+        if before[each] is _first:
+            signal.signal(each, note)
+    try:
+        yield
+    finally:
+        for each in _SIGNALS:
+            if before[each] is _first:
+                signal.signal(each, _later if waiting else _first)
+    if waiting:
+        raise KeyboardInterrupt
 
 
 def _first(number: int, frame: FrameType | None) -> None:

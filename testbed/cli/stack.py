@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from testbed.cli.evidence import kept
 from testbed.cli.options import DEFAULT_NAME, Json, Name, Output, format_of
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
@@ -12,12 +13,13 @@ def deploy(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
     """Deploy the sharing stack of this source tree on a testbed that is up."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
+        from testbed.lab.bundle import default_place
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name
 
         testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
         testbed.cluster.kubeconfig()  # said before anything is built
-        with testbed.use("deploy", progress):
+        with testbed.use("deploy", progress), kept(testbed, lambda: default_place(name)):
             emit(testbed.deploy(progress), "", chosen)
 
 

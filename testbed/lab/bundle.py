@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import stat
@@ -26,6 +27,7 @@ from testbed.lab.kube import Kube
 from testbed.lab.redact import redact, redacted
 from testbed.lab.versions import versions
 from testbed.native import card
+from testbed.native.page import read_page
 from testbed.native.region import read_region
 from testbed.stack import names
 
@@ -43,6 +45,8 @@ KINDS = (
 LOG_LINES = 5000
 #: What a part may fail with: the rest is collected all the same.
 _EXPECTED = (TestbedError, OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
+#: But not where nothing can be written any more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 ARCHIVES = (".tar.gz", ".tgz")
 
 
@@ -50,11 +54,28 @@ def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
     """Write everything that a failure needs below a folder; best effort, never raises.
 
     What could not be had is named in ``problems.txt``. What an earlier failure left there
-    goes first.
+    goes first. Where nothing can be written there it goes to the folder for temporary
+    files.
 
     Returns:
-        The folder; None where there was nothing to collect, since nothing had started.
+        Where it is; None where there was nothing to collect, since nothing had started,
+        or no room at all.
     """
+    try:
+        return _collect(folder, cluster, kube)
+    except OSError:  # a full disk, a folder of somebody else's
+        shutil.rmtree(folder, ignore_errors=True)
+    scratch = None
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix="testbed-bundle-"))
+        return _collect(scratch, cluster, kube)
+    except OSError:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return None
+
+
+def _collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
@@ -98,7 +119,7 @@ def write(target: Path, cluster: Cluster, kube: Kube | None) -> Path:
             name = target.name
             for ending in ARCHIVES if archive else ():
                 name = name.removesuffix(ending)
-            found = collect(Path(scratch, name), cluster, kube)
+            found = _collect(Path(scratch, name), cluster, kube)
             if found is None:
                 raise InputError(
                     f"there is nothing to bundle of testbed {cluster.name!r}",
@@ -125,10 +146,16 @@ def write(target: Path, cluster: Cluster, kube: Kube | None) -> Path:
 
 @contextlib.contextmanager
 def _noted(problems: list[str], what: str) -> Iterator[None]:
-    """Go on after an error, and write it down."""
+    """Go on after an error, and write it down.
+
+    Raises:
+        OSError: the disk is full: what is left of a bundle then would only mislead.
+    """
     try:
         yield
     except _EXPECTED as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise
         problems.append(f"{what}: {error}")
 
 
@@ -199,6 +226,10 @@ def _node(folder: Path, root: Path | None, problems: list[str]) -> None:
         target = folder / "regions" / f"{path.parent.name}.json"
         with _noted(problems, str(target.relative_to(folder.parent))):
             _json(target, asdict(read_region(path)))
+    pages = root / names.HOOK_PATH.lstrip("/") / "pages"
+    for path in sorted(pages.glob("*.page")) if pages.is_dir() else ():
+        with _noted(problems, str(path.relative_to(root))):
+            _json(folder / "pages" / f"{path.stem}.json", asdict(read_page(path)))
     cards_folder = root / names.EMULATED_DRIVER_ROOT.lstrip("/") / "cards"
     for path in _plain_files(cards_folder, "state"):
         target = folder / "cards" / f"{path.parent.name}.json"

@@ -60,13 +60,20 @@ class Kube:
         kubeconfig: The file; it is never written to.
         context: A context of it; the current one by default.
         kubectl: The program for ``exec``; the one on PATH by default.
+        scratch: Where the client keeps keys in files for as long as it lives, and where
+            they are left when it is killed; the folder for temporary files by default.
 
     Raises:
         ClusterError: the kubeconfig cannot be used.
     """
 
     def __init__(
-        self, kubeconfig: Path, *, context: str | None = None, kubectl: Path | None = None
+        self,
+        kubeconfig: Path,
+        *,
+        context: str | None = None,
+        kubectl: Path | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self.kubeconfig = kubeconfig
         self.context = context
@@ -78,6 +85,7 @@ class Kube:
                 context=context,
                 client_configuration=configuration,
                 persist_config=False,
+                temp_file_path=None if scratch is None else str(scratch),
             )
         except (
             ConfigException,

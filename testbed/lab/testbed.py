@@ -70,7 +70,11 @@ class Testbed:
             ClusterError: the cluster is absent.
         """
         if self._kube is None:
-            self._kube = Kube(self.cluster.kubeconfig(), kubectl=binaries.find("kubectl"))
+            kubeconfig = self.cluster.kubeconfig()
+            # What a killed command leaves of the keys goes with the testbed.
+            scratch = kubeconfig.parent / "client"
+            kubectl = binaries.find("kubectl")
+            self._kube = Kube(kubeconfig, kubectl=kubectl, scratch=scratch)
         return self._kube
 
     def kubectl(self) -> tuple[Path, dict[str, str]]:

@@ -175,7 +175,11 @@ def _papermill(
         "testbed": testbed,
         "run_folder": str(folder.absolute()),
     }
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=folder) as file:
+    # What a killed notebook leaves, its connection's key among it, stays within the run.
+    with (
+        tempfile.TemporaryDirectory(prefix="tmp-", dir=folder, ignore_cleanup_errors=True) as tmp,
+        tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=tmp) as file,
+    ):
         yaml.safe_dump(parameters, file)
         file.flush()
         argv = [
@@ -203,6 +207,7 @@ def _papermill(
             "PYTHONUNBUFFERED": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             use.VARIABLE: str(os.getpid()),
+            "TMPDIR": tmp,
             PROGRESS: str((folder / "progress.log").absolute()),
             # A person's profile must not change a run, nor a run leave things in a home folder.
             "IPYTHONDIR": str(cache.root() / "ipython"),

@@ -89,6 +89,51 @@ def test_a_second_signal_does_not_stop_the_cleaning_up(first: signal.Signals) ->
     assert process.returncode == 0
 
 
+HELD = """
+import signal, sys, time
+from testbed.cli import signals
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signals.install()
+try:
+    with signals.held():
+        print("cleaning", flush=True)
+        sys.stdin.readline()
+        print("clean", flush=True)
+    print("not reached", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+try:
+    with signals.held():
+        pass
+    print("still once only", flush=True)
+    signal.raise_signal(signal.SIGINT)
+    print("ended", flush=True)
+except KeyboardInterrupt:
+    print("interrupted again", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_clean_up_comes_to_its_end_before_a_signal_counts(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        assert process.stdout.readline() == "cleaning\n"
+        process.send_signal(number)
+        assert "already ending" in process.stderr.readline()
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        words = ["clean", "interrupted", "still once only", "ended"]
+        assert process.stdout.read().split("\n") == [*words, ""]
+    assert process.returncode == 0
+
+
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)

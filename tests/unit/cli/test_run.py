@@ -120,7 +120,9 @@ def test_the_verdict_is_the_exit_status(world, tmp_path, verdict, code):
     world(verdict=verdict)
     done = call(tmp_path, "co_location/a100-example")
     assert done.exit_code == code
-    assert ("bundle " in done.stderr) is (verdict == "error")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("bundle ") is (verdict != "pass")
+    assert ("bundle " in done.stderr) is (verdict != "pass")
 
 
 def test_patterns_are_joined_and_each_case_runs_once_a_round(world, tmp_path):
@@ -164,6 +166,25 @@ def test_a_testbed_that_does_not_come_up_names_its_bundle_and_goes(world, tmp_pa
     assert document["error"]["what"] == "no node came"
     assert document["artifacts"].endswith("/bundle")
     assert found.did()[-1] == "down"
+
+
+def test_an_unexpected_error_names_its_bundle_too(world, tmp_path):
+    found = world()
+    found.fails = OSError(28, "No space left on device", "/state/x")
+    done = call(tmp_path, "co_location/a100-example")
+    assert done.exit_code == 2
+    document = json.loads(done.stdout)
+    assert document["error"]["what"] == "/state/x: No space left on device"
+    assert "XDG_STATE_HOME" in document["error"]["hint"]
+    assert document["artifacts"].endswith("/bundle")
+    assert done.stderr.splitlines()[-1].endswith("/bundle")
+    assert found.did()[-1] == "down"
+
+
+def test_what_was_typed_wrongly_is_no_failure_with_a_bundle(world, tmp_path):
+    world(state="up", cards=1)
+    done = call(tmp_path, "co_location/two-cards")
+    assert json.loads(done.stdout)["artifacts"] == ""
 
 
 @pytest.mark.parametrize(

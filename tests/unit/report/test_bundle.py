@@ -56,6 +56,41 @@ def test_an_earlier_failure_is_gone(tmp_path: Path) -> None:
     }
 
 
+def test_a_full_disk_moves_a_bundle_to_the_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    full = tmp_path / "full"
+
+    class Full(Logs):
+        def collect_logs(self, folder: Path) -> None:
+            if folder.is_relative_to(full):
+                raise OSError(28, "No space left on device")
+            super().collect_logs(folder)
+
+    found = collect(full / "bundle", Full("started"))
+    assert found is not None and found.parent == scratch
+    assert (found / "components/kubelet.log").read_text() == "started"
+    assert not (full / "bundle").exists()
+
+
+def test_no_room_at_all_is_no_bundle_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+
+    class Full(Logs):
+        def collect_logs(self, folder: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+    assert collect(tmp_path / "bundle", Full()) is None
+    assert [*scratch.iterdir()] == [] and not (tmp_path / "bundle").exists()
+
+
 def test_what_could_not_be_had_is_named(tmp_path: Path) -> None:
     assert collect(tmp_path / "bundle", Logs(None)) == tmp_path / "bundle"
     assert "the node is away" in (tmp_path / "bundle/problems.txt").read_text()
