@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from testbed.card import profiles
@@ -29,6 +29,7 @@ LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 #: Names of environment variables and what they do are part of the user's interface.
 BUDGET_VARIABLE = "VGPU_EMU_MEMORY_BUDGET"
 CLOCK_VARIABLE = "VGPU_EMU_CLOCK"
+SAMPLES_VARIABLE = "VGPU_EMU_PROCESS_SAMPLES"
 CLOCKS = {"slices": card.CLOCK_SLICES, "sharing": card.CLOCK_SHARING}
 DRIVER_TEXT = "595.45.04+emulated"
 
@@ -54,8 +55,8 @@ def make(
         The cards' uuids in order.
 
     Raises:
-        InputError: an unknown profile or clock, no or too many cards, or a root that is
-            there.
+        InputError: an unknown profile, no or too many cards, a root that is there, or an
+            environment variable that says something else than it may.
         MissingTool: the emulated driver has not been built.
     """
     models = [profiles.load(spec.profile) for spec in cards for _ in range(spec.count)]
@@ -73,7 +74,8 @@ def make(
     for name, source in libraries.items():
         shutil.copyfile(source, folder / "driver" / name)
         (folder / "driver" / name).chmod(0o755)
-    clock = clock_mode()
+    clock = _choice(CLOCK_VARIABLE, CLOCKS, "slices")
+    samples = _choice(SAMPLES_VARIABLE, {"on": 0, "off": 1}, "on")
     share = (default_budget() if budget_bytes is None else budget_bytes) // len(models)
     uuids = []
     for index, model in enumerate(models):
@@ -94,6 +96,7 @@ def make(
                 driver_text=DRIVER_TEXT,
                 budget_bytes=share,
                 clock_mode=clock,
+                no_process_samples=samples,
                 **{field: figure.value for field, figure in model.figures.items()},
             ),
         )
@@ -112,18 +115,11 @@ def build() -> str:
         return ""
 
 
-def clock_mode() -> int:
-    """Return how cards share their time out, as the environment says.
-
-    Raises:
-        InputError: it says something else.
-    """
-    given = os.environ.get(CLOCK_VARIABLE) or "slices"
-    if given not in CLOCKS:
-        raise InputError(
-            f"{CLOCK_VARIABLE}={given!r} is no clock", hint=f"known are {', '.join(CLOCKS)}"
-        )
-    return CLOCKS[given]
+def _choice(variable: str, values: Mapping[str, int], default: str) -> int:
+    given = os.environ.get(variable) or default
+    if given not in values:
+        raise InputError(f"{variable}={given!r} is not known", hint=f"write {' or '.join(values)}")
+    return values[given]
 
 
 def default_budget() -> int:

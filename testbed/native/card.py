@@ -79,7 +79,7 @@ class DescriptionLayout(ctypes.Structure):
         ("switch_ns", _U32),
         ("sample_lag_us", _U32),
         ("event_ns", _U32),
-        ("spare33", _U32),
+        ("no_process_samples", _U32),
         ("spare", _U64 * 25),
     )
 
@@ -228,6 +228,7 @@ class CardDescription:
     switch_ns: int = 150_000
     sample_lag_us: int = 100_000
     event_ns: int = 0
+    no_process_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

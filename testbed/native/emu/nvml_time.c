@@ -201,8 +201,10 @@ static unsigned int busy_processes(nvmlDevice_t device, unsigned long long last_
                                    nvmlProcessUtilizationSample_t *samples, unsigned int room)
 {
     struct process processes[CARD_MAX_SLOTS];
-    int found = nvml_processes(device, processes);
     const struct card_state *state = device->card.state;
+    if (state->description.no_process_samples != 0)
+        return 0;
+    int found = nvml_processes(device, processes);
     unsigned int busy = 0;
     pthread_mutex_lock(&lock);
     look(device);

@@ -71,7 +71,7 @@ struct card_description {
     uint32_t switch_ns;      /* from one process's work to another's: nobody's time */
     uint32_t sample_lag_us;  /* from the end of NVML's sampling period to its being told */
     uint32_t event_ns;       /* a timing event costs that on the device */
-    uint32_t spare33;
+    uint32_t no_process_samples; /* NVML tells no utilisation by process, as some drivers */
     uint64_t spare[25];
 };
 

@@ -13,6 +13,7 @@ import pytest
 from emu_harness import Emulation, Worker
 
 from testbed.card import profiles
+from testbed.errors import InputError
 
 MS = 1_000_000
 IMAGE = "b'VGPU-EMULATED-KERNELS 1\\nlast spin\\nwork work\\n'"
@@ -490,3 +491,40 @@ def test_a_stream_waits_for_another_card(make_emulation: Callable[..., Emulation
         waited = time.monotonic() - start
     """)
     assert worker("waited") >= 0.1
+
+
+def test_a_driver_without_samples_by_process(
+    make_emulation: Callable[..., Emulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VGPU_EMU_PROCESS_SAMPLES", "off")
+    emulation = make_emulation()
+    worker = start(emulation)
+    worker("""
+        import time
+        import pynvml as n
+        n.nvmlInit()
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        spin(1_500_000_000)
+        time.sleep(0.7)
+        try:
+            found = len(n.nvmlDeviceGetProcessUtilization(h, 0))
+        except n.NVMLError_NotFound:
+            found = None
+        rate = n.nvmlDeviceGetUtilizationRates(h).gpu
+    """)
+    assert worker("[found, rate]") == [None, 100]
+    monkeypatch.setenv("VGPU_EMU_PROCESS_SAMPLES", "maybe")
+    with pytest.raises(InputError, match="maybe"):
+        make_emulation()
+
+
+def test_clocks(make_emulation: Callable[..., Emulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VGPU_EMU_CLOCK", "sharing")
+    emulation = make_emulation()
+    first, second = start(emulation), start(emulation)
+    first("[spin(1_000_000) for _ in range(900)]")
+    second("[spin(100_000_000) for _ in range(20)]")
+    # No switches, so nothing is lost, and nobody waits for a turn.
+    assert granted(emulation, 0.5) == pytest.approx([0.5, 0.5], abs=0.01)
+    for worker in (first, second):
+        worker.kill()
