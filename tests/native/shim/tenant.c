@@ -58,7 +58,7 @@ static void check(int code, const char *what) {
 static int launch(void *stream) {
     void *parameters[] = {&length_ns};
     if (graph != NULL) return cuGraphLaunch(graph, stream);
-    if (strcmp(pattern, "fill") == 0) return cuMemsetD32Async(memory, 7, 1 << 26, stream);
+    if (strcmp(pattern, "fill") == 0) return cuMemsetD32Async(memory, 0, 1 << 26, stream);
     if (strcmp(pattern, "thread") == 0)
         return cuLaunchKernel_ptsz(function, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL);
     if (strcmp(pattern, "coop") == 0)
