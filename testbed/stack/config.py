@@ -33,8 +33,11 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     forceOverwriteScheduler: bool = False
     #: Written to pods that ask for a card and name none.
     runtimeClassName: str = ""
+    #: User names that may write the stack's own annotations beside its accounts, such as
+    #: HAMi's in mixed operation.
+    trustedWriters: tuple[str, ...] = ()
     #: Whose cards are shared.
-    vendors: tuple[VendorName, ...] = ("nvidia",)
+    vendors: Annotated[tuple[VendorName, ...], msgspec.Meta(min_length=1)] = ("nvidia",)
     defaultGPUNum: int = 1
     defaultMemory: int = 0
     defaultCores: int = 0

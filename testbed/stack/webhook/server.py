@@ -1,7 +1,12 @@
-"""The webhook's HTTPS rim: ``POST /webhook`` and ``GET /healthz``."""
+"""The webhook's HTTPS rim: ``POST /webhook`` and ``GET /healthz``.
+
+``POST /webhook/own-environment`` is the same for namespaces whose administrator lets
+pods set the library's variables: the registration sends them there by their label.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -11,42 +16,73 @@ from aiohttp import web
 
 from testbed.errors import CodecError
 from testbed.stack.config import DeviceConfig
-from testbed.stack.webhook.handler import review
+from testbed.stack.placement.quota import UNBOUNDED, Amount
+from testbed.stack.webhook.handler import Context, asking_namespace, review
 
 log = logging.getLogger(__name__)
+
+PATH = "/webhook"
+PATH_OWN_ENVIRONMENT = "/webhook/own-environment"
 
 #: The API server's own bound on an object is about 1.5 MiB; the review carries it once
 #: on CREATE and twice on UPDATE.
 MAX_BODY_BYTES = 8 << 20
 
 
-def application(config: Callable[[], DeviceConfig]) -> web.Application:
-    """Return the application; ``config`` gives the configuration of the moment."""
+def application(
+    config: Callable[[], DeviceConfig],
+    *,
+    writers: frozenset[str] = frozenset(),
+    room: Callable[[str], Amount] | None = None,
+) -> web.Application:
+    """Return the application.
 
-    async def webhook(request: web.Request) -> web.Response:
+    Args:
+        config: Gives the configuration of the moment.
+        writers: User names that may write the stack's own annotations.
+        room: Gives what a namespace's quota leaves; may block.
+    """
+
+    async def answer(request: web.Request, *, own_environment: bool) -> web.Response:
         body = await request.read()
         try:
-            answer = answer_bytes(body, config())
+            document = decoded(body)
+            now = config()
+            namespace = asking_namespace(document, now) if room is not None else ""
+            context = Context(
+                config=now,
+                writers=writers | frozenset(now.trustedWriters),
+                own_environment=own_environment,
+                room=await asyncio.to_thread(room, namespace) if namespace and room else UNBOUNDED,
+            )
+            found = answer_bytes(document, context)
         except CodecError as error:
             log.warning("bad request from %s: %s", request.remote, error.text())
             return web.Response(status=400, text=error.text() + "\n")
-        return web.Response(body=answer, content_type="application/json")
+        return web.Response(body=found, content_type="application/json")
+
+    async def webhook(request: web.Request) -> web.Response:
+        return await answer(request, own_environment=False)
+
+    async def own(request: web.Request) -> web.Response:
+        return await answer(request, own_environment=True)
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.router.add_post("/webhook", webhook)
+    app.router.add_post(PATH, webhook)
+    app.router.add_post(PATH_OWN_ENVIRONMENT, own)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", healthz)
     return app
 
 
-def answer_bytes(body: bytes, config: DeviceConfig) -> bytes:
-    """Return the JSON answer to a JSON review, and log one line for what it decides.
+def decoded(body: bytes) -> dict[str, Any]:
+    """Return the document of a body.
 
     Raises:
-        CodecError: the body is not JSON, or no AdmissionReview.
+        CodecError: it is not JSON, or not an object.
     """
     try:
         document = json.loads(body)
@@ -54,19 +90,29 @@ def answer_bytes(body: bytes, config: DeviceConfig) -> bytes:
         raise CodecError("the body is not JSON", why=str(error)) from error
     if not isinstance(document, dict):
         raise CodecError("the body is not an AdmissionReview")
+    return document
+
+
+def answer_bytes(document: dict[str, Any], context: Context) -> bytes:
+    """Return the JSON answer to a review, and log one line for what it decides.
+
+    Raises:
+        CodecError: it is no AdmissionReview.
+    """
     try:
-        answer = review(document, config)
+        answer = review(document, context)
+        body = json.dumps(answer).encode()
     except RecursionError as error:
         raise CodecError("the body is nested too deeply") from error
     _log(document["request"], answer["response"])
-    return json.dumps(answer).encode()
+    return body
 
 
 def _log(request: dict[str, Any], response: dict[str, Any]) -> None:
-    pod = f"{request.get('namespace', '')}/{request.get('name') or '(generated name)'}"
+    name = f"{request.get('namespace') or ''}/{request.get('name') or '(generated name)'}"
     if not response["allowed"]:
-        log.info("refused %s: %s", pod, response["status"]["message"])
+        log.info("refused %s: %s", name, response["status"]["message"])
     elif "patch" in response:
-        log.info("changed %s", pod)
+        log.info("changed %s", name)
     else:
-        log.debug("left %s alone", pod)
+        log.debug("left %s alone", name)

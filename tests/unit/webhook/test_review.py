@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
-from testbed.stack.webhook.handler import review
+from testbed.stack.placement.quota import UNBOUNDED, Amount
+from testbed.stack.webhook.handler import Context, asking_namespace, review
 from testbed.stack.webhook.jsonpatch import difference
-from testbed.stack.webhook.server import answer_bytes
+from testbed.stack.webhook.server import answer_bytes, decoded
 
 CONFIG = DeviceConfig()
 GPU, MEM = names.RESOURCE_COUNT, names.RESOURCE_MEMORY
@@ -76,9 +77,9 @@ def apply_patch(document, patch):
     return document
 
 
-def admitted(found, config=CONFIG, **more):
+def admitted(found, config=CONFIG, context=None, **more):
     before = copy.deepcopy(found)
-    answer = review(envelope(found, **more), config)
+    answer = review(envelope(found, **more), context or Context(config=config))
     assert found == before, "the handler must not touch its input"
     assert answer["kind"] == "AdmissionReview"
     assert answer["apiVersion"] == "admission.k8s.io/v1"
@@ -93,8 +94,9 @@ def admitted(found, config=CONFIG, **more):
     return apply_patch(found, patch)
 
 
-def refused(found, config=CONFIG, **more):
-    response = review(envelope(found, **more), config)["response"]
+def refused(found, config=CONFIG, context=None, **more):
+    answer = review(envelope(found, **more), context or Context(config=config))
+    response = answer["response"]
     assert response["allowed"] is False
     assert "patch" not in response
     assert "\n" not in response["status"]["message"]
@@ -142,7 +144,8 @@ def test_count_defaults_to_what_is_configured():
 
 def test_count_defaults_where_only_requests_are_given():
     found = pod({"name": "main", "resources": {"requests": {MEM: "3000"}}})
-    assert limits_of(admitted(found)) == {GPU: "1"}
+    # The API server takes no request of these without a limit.
+    assert limits_of(admitted(found)) == {GPU: "1", MEM: "3000"}
 
 
 @pytest.mark.parametrize(
@@ -391,7 +394,7 @@ def test_w9_debug_container_of_other_pods_is_left_alone():
 )
 def test_other_requests_are_allowed_unchanged(more):
     found = pod(container(limits={GPU: "1"}))
-    answer = review(envelope(found) | {"request": envelope(found)["request"] | more}, CONFIG)
+    answer = review(envelope(found) | {"request": envelope(found)["request"] | more}, Context())
     assert answer["response"] == {"uid": "u-1", "allowed": True}
 
 
@@ -408,7 +411,7 @@ def test_other_requests_are_allowed_unchanged(more):
 )  # fmt: skip
 def test_malformed_bodies_are_refused_as_such(body):
     with pytest.raises(CodecError):
-        answer_bytes(body, CONFIG)
+        answer_bytes(decoded(body), Context())
 
 
 @pytest.mark.parametrize(
@@ -465,7 +468,8 @@ def test_every_pod_is_answered_and_every_patch_applies(found, overwrite, operati
     more = {"operation": operation}
     if operation == "UPDATE":
         more["subResource"] = "ephemeralcontainers"
-    answer = json.loads(answer_bytes(json.dumps(envelope(found, **more)).encode(), config))
+    document = decoded(json.dumps(envelope(found, **more)).encode())
+    answer = json.loads(answer_bytes(document, Context(config=config)))
     if answer["response"]["allowed"] and "patch" in answer["response"]:
         apply_patch(found, json.loads(base64.b64decode(answer["response"]["patch"])))
     elif not answer["response"]["allowed"]:
