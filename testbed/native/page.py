@@ -33,7 +33,8 @@ class Tenant(ctypes.Structure):
         ("priority", c_uint32),
         ("limit_pct", c_uint32),
         ("wanting_ns", c_uint64),
-        ("spare", c_uint64 * 2),
+        ("flight_ns", c_uint64),
+        ("spare", c_uint64 * 1),
     )
 
 

@@ -32,7 +32,8 @@ struct vgpu_page_tenant {
     uint32_t priority;      /* 0 = high, larger = lower */
     uint32_t limit_pct;     /* 0 = none */
     uint64_t wanting_ns; /* newest wish to launch of one that yields to a higher priority */
-    uint64_t spare[2];
+    uint64_t flight_ns;  /* newest time with measured device time in flight, 0 = not measured */
+    uint64_t spare[1];
 };
 
 struct vgpu_page {

@@ -4,6 +4,8 @@
 #define LONGER 1.25     /* a longer measurement beside a neighbour is an outlier */
 #define OUTLIERS 6      /* so many in a row are a change of the kernel */
 #define SOLID 64
+#define TRUST (3 * VGPU_SEC) /* so long a clean measurement is believed beside a neighbour */
+#define STEADY (10 * VGPU_SEC)
 #define EXPLAINED 1.2   /* kappa up to which a neighbour may explain longer measurements */
 
 struct vgpu_cost_entry *vgpu_cost_find(struct vgpu_costs *costs, uint64_t key) {
@@ -50,10 +52,38 @@ static void note_outlier(struct vgpu_cost_entry *k, double x, const struct vgpu_
     if (x > k->most_outlier) k->most_outlier = x;
 }
 
+/* Without NVML what events say is charged in full, unless the kernel's cost is known from
+ * moments at which its neighbours had nothing on the card: then that is charged, as long as
+ * it is always about the same (short runs find such moments more often than long ones). */
+static void note_clean(struct vgpu_cost_entry *k, const struct vgpu_measure *m, double x) {
+    if (m->crowded) return;
+    bool shorter = x * LONGER < k->clean_cost, longer = x > LONGER * k->clean_cost;
+    if (k->clean_samples > 0 && (shorter || (longer && m->clean))) k->unsteady = m->now;
+    if (!m->clean) return;
+    k->clean_cost = k->clean_samples == 0 || shorter || longer
+                        ? x
+                        : k->clean_cost + 0.2 * (x - k->clean_cost);
+    k->clean_samples++;
+    k->clean = m->now;
+}
+
+static bool trusted(const struct vgpu_cost_entry *k, const struct vgpu_measure *m) {
+    return !m->crowded && k->known && k->clean_samples >= 3 && m->now - k->clean < TRUST &&
+           (k->unsteady == 0 || m->now - k->unsteady > STEADY);
+}
+
 double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
                        const struct vgpu_budget *budget, const struct vgpu_regime *regime) {
-    bool lone = !regime->contended || regime->raw;
     double x = (m->crowded ? m->own : m->elapsed) / m->launches;
+    if (regime->contended && regime->raw && k != NULL) {
+        note_clean(k, m, x);
+        if (trusted(k, m)) { /* also what was booked of it with too long a cost is put right */
+            k->estimate = k->clean_cost;
+            return k->clean_cost * m->launches - m->predicted;
+        }
+    }
+    bool raw = regime->raw;
+    bool lone = !regime->contended || raw;
     double fix = lone ? m->own - m->predicted : beside_fix(m);
     if (k == NULL) return fix;
     k->samples++;
@@ -74,7 +104,7 @@ double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
     }
     if (m->previous) k->solid = SOLID;
     judge_outliers(k, budget, lone);
-    if (x <= LONGER * k->estimate || regime->raw || (lone && x <= 1.1 * k->high)) {
+    if (x <= LONGER * k->estimate || raw || (lone && x <= 1.1 * k->high)) {
         double weight = lone ? 0.2 : x < k->estimate ? 0.5 : 0.1, before = k->estimate;
         k->estimate += weight * (x - k->estimate);
         if (!lone && k->estimate < 0.9 * before)
@@ -93,7 +123,7 @@ double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
         }
         k->outliers = 0;
     }
-    if (!lone || regime->raw || fix <= 0) return fix;
+    if (!lone || raw || fix <= 0) return fix;
     vgpu_ledger_suspend(budget, fix);
     return 0;
 }

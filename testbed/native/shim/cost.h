@@ -24,6 +24,10 @@ struct vgpu_cost_entry {
     uint32_t outliers;
     uint32_t samples;
     int32_t solid;  /* > 0: measured without gaps lately, which a lone event pair does not undo */
+    int64_t clean;    /* when it was last measured while nobody else had work, 0 = never */
+    int64_t unsteady; /* when it last took quite another time than `clean_cost` */
+    double clean_cost;
+    uint32_t clean_samples;
     bool known;
     bool probing;   /* its first launch is out */
     bool stale;     /* a graph that was changed: the next measurement replaces */
@@ -37,6 +41,8 @@ struct vgpu_measure {
     uint32_t launches;
     bool pair;       /* by a start event of its own, on an idle stream */
     bool previous;   /* by the end of the work before it: no gap in between */
+    bool clean;      /* no other container had work meanwhile, as the card page tells */
+    int64_t now;
     bool crowded;    /* other streams of the process were at work */
 };
 

@@ -47,6 +47,7 @@ struct vgpu_regime {
     bool off;         /* not limited at present: only measure */
     bool contended;   /* others' work may lie in what we measure */
     bool raw;         /* no NVML: charge what events say (too much rather than too little) */
+    int64_t others;   /* newest time at which another container may have had work in flight */
     bool blocked;     /* a higher priority has work, and no floor is left to us */
     int64_t queue;    /* bound of the device time in flight */
 };

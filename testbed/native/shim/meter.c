@@ -10,6 +10,7 @@
 #define PAIRS_OF 8         /* one start event in so many while the stream is not idle */
 #define FIRST_PAIRS 16
 #define MOST_GAP (25 * VGPU_US) /* longer ones: the host was interrupted, nothing is learned */
+#define SLOP (1 * VGPU_MS) /* how late the page tells */
 #define STEP (2 * VGPU_MS)      /* the longest sleep */
 #define NO_PROGRESS (1 * VGPU_SEC)
 #define ABANDONED (200 * VGPU_MS) /* an open batch of a thread that launches no more */
@@ -138,7 +139,7 @@ static void place_anchor(struct vgpu_meter *m) {
 
 /* What the events say of a completed batch, into the ledger's correction. */
 static double measure(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_batch *batch,
-                      const struct vgpu_regime *regime, int64_t *span) {
+                      const struct vgpu_regime *regime, int64_t now, int64_t *span) {
     double end, start = 0;
     place_anchor(m);
     if (batch->end == NULL || !m->ops->when(m->env, batch->end, &end)) return 0;
@@ -159,8 +160,11 @@ static double measure(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_
             .launches = batch->launches,
             .pair = from == VGPU_OWN_START,
             .previous = from == VGPU_PREVIOUS_END,
+            .now = now,
             .crowded = batch->chained || batch->crowded,
         };
+        found.clean = regime->contended && regime->raw &&
+                      now - (int64_t)found.elapsed - SLOP > regime->others;
         struct vgpu_cost_entry *entry = batch->cost;
         if (entry != NULL && entry->key != batch->key) entry = NULL; /* gave way to another */
         fix = vgpu_cost_learn(entry, &found, &m->budget, regime);
@@ -175,7 +179,7 @@ static void retire(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_bat
                    const struct vgpu_regime *regime, int64_t now) {
     bool is_long = batch->predicted_long > batch->predicted / 2;
     int64_t span = (int64_t)batch->predicted;
-    double fix = measure(m, lane, batch, regime, &span);
+    double fix = measure(m, lane, batch, regime, now, &span);
     m->outstanding = larger(0, m->outstanding - batch->predicted);
     struct vgpu_cost_entry *entry = batch->cost;
     if (entry != NULL && entry->key != batch->key) entry = NULL;

@@ -154,6 +154,8 @@ static void announce(struct vgpu_place *place, int64_t now) {
     else tenant.active_ns = (uint64_t)now;
     int64_t flight = atomic_load_explicit(&place->outstanding_ns, memory_order_relaxed);
     uint64_t until = (uint64_t)(now + (flight > 0 ? flight : 0));
+    if (!atomic_load(&place->measured)) tenant.flight_ns = 0;
+    else if (flight > 0 || tenant.flight_ns == 0) tenant.flight_ns = (uint64_t)now;
     if (atomic_load(&place->measured) &&
         (until > tenant.busy_until_ns || tenant.busy_until_ns > (uint64_t)(now + VGPU_SEC)))
         tenant.busy_until_ns = until;

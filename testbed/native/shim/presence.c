@@ -24,6 +24,12 @@ static int64_t last_sign(const struct vgpu_page_tenant *tenant, int64_t now) {
     return newest(sane(tenant->active_ns, now), sane(tenant->wanting_ns, now));
 }
 
+/* Until when it had work on the card; of one that does not measure, for long after a launch. */
+static int64_t last_flight(const struct vgpu_page_tenant *tenant, int64_t now) {
+    int64_t active = sane(tenant->active_ns, now), flight = sane(tenant->flight_ns, now);
+    return active == 0 ? 0 : flight == 0 ? active + vgpu_tuning.hold : flight;
+}
+
 static uint32_t bounded(uint32_t count) {
     return count > VGPU_PAGE_TENANTS ? VGPU_PAGE_TENANTS : count;
 }
@@ -36,6 +42,7 @@ struct vgpu_presence vgpu_presence_of(const struct vgpu_page_tenant *tenants, ui
         if (tenant->id == 0 || tenant->id == own_id) continue;
         int64_t work = last_work(tenant, now), sign = last_sign(tenant, now);
         if (work != 0 && now - work < vgpu_tuning.hold) found.others = true;
+        found.flight = newest(found.flight, last_flight(tenant, now));
         if (tenant->priority == priority) continue;
         bool there = sign != 0 && now - sign < (int64_t)VGPU_PAGE_STALE_NS;
         found.ranked |= there;
@@ -69,6 +76,7 @@ void vgpu_regime_of(struct vgpu_regime *regime, const struct vgpu_rules *rules,
     regime->limit = limited ? rules->limit_pct / 100.0 : 1.0;
     regime->off = !limited || (rules->policy == VGPU_POLICY_DEFAULT && !neighbour);
     regime->contended = neighbour || siblings;
+    regime->others = presence->flight;
     regime->raw = vgpu_ledger_stale(budget, now);
     regime->blocked = presence->higher && rules->floor_pct == 0;
     if (presence->higher && rules->floor_pct > 0) {

@@ -14,6 +14,7 @@ struct vgpu_presence {
     bool higher;  /* one of higher priority has work now */
     bool ranked;  /* one of another priority is on the card, with work or without */
     bool outranked; /* one of higher priority is */
+    int64_t flight;  /* newest time at which another may have had work on the card */
 };
 
 /* `count` entries of a page, as the page says; bounded and disbelieved here. */

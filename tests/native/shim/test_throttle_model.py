@@ -313,3 +313,21 @@ def test_a_program_bound_by_its_host() -> None:
     """Gaps between kernels are nobody's device time."""
     (share,) = shares(limit=20, kernel=5, think=10)
     assert share == pytest.approx(20, abs=1)
+
+
+def test_the_page_helps_where_nvml_says_nothing() -> None:
+    """The larger tenant is often alone on the card: what it measures then, it may believe."""
+    for kernel in (100, 5_000):
+        scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel": kernel, "nvml": 0}
+        _, second = shares(**scenario, seconds=23)
+        _, control = shares(**scenario, seconds=23, page=0)
+        assert control + 4 < second <= 71
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+def test_a_cost_that_changes_is_not_believed_for_the_page(clock: str) -> None:
+    for kernel in ("bi", "many"):
+        got = run(tenants=2, limit0=30, limit1=70, kernel=kernel, nvml=0, clock=clock, seconds=23)[
+            "tenants"
+        ]
+        assert got[0]["ten"][1] <= 31 and got[1]["ten"][1] <= 71

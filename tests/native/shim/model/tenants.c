@@ -95,6 +95,7 @@ static void announce(struct process *p, int64_t now) {
     else tenant->active_ns = (uint64_t)now;
     uint64_t until = (uint64_t)now + (uint64_t)p->meter->outstanding;
     if (p->measured && until > tenant->busy_until_ns) tenant->busy_until_ns = until;
+    if (p->measured && (p->meter->outstanding > 0 || tenant->flight_ns == 0)) tenant->flight_ns = (uint64_t)now;
 }
 
 static void tick(struct process *p) {
