@@ -9,10 +9,30 @@ import urllib.request
 
 import pytest
 
+from testbed.lab.deploy import StackImages, StackValues
+from testbed.lab.deploy import certificates as certs
+from testbed.lab.deploy.policy import policies, writers
+from testbed.lab.deploy.values import config_text
+from testbed.lab.deploy.webhook import registration
 from testbed.stack import names
 
 GPU, MEM, CORES = names.RESOURCE_COUNT, names.RESOURCE_MEMORY, names.RESOURCE_CORES
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+
+
+VALUES = StackValues(images=StackImages(base="base:1", kube_scheduler="scheduler:1"))
+REGISTRATION = "vgpu-testbed-webhook"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+PLURALS = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
+PLUGIN = "system:serviceaccount:vgpu-testbed:vgpu-plugin"
+MERGE = "application/merge-patch+json"
+
+
+def path_of(found):
+    return f"{ADMISSION}/{PLURALS[found['kind']]}"
 
 
 def pod(name, limits, metadata=None, **spec):
@@ -28,13 +48,22 @@ def pod(name, limits, metadata=None, **spec):
 
 
 @pytest.fixture
-def webhook(api_server, programs, python, tools):
-    """The webhook's URL; it serves, and is registered for namespaces labelled for it."""
-    cert, key = api_server.serving("webhook")
+def config(tmp_path):
+    """The webhook's configuration file; rewritten, it is followed."""
+    path = tmp_path / "device-config.yaml"
+    path.write_text(config_text(VALUES.config))
+    return path
+
+
+def start(name, api_server, programs, python, tools, config, serving):
+    """Start a replica and return its URL."""
+    cert, key = serving
     port = tools.free_port()
     programs.start(
-        "webhook", python, "-m", "testbed.stack.webhook",
-        f"--cert={cert}", f"--key={key}", "--host=127.0.0.1", f"--port={port}",
+        name, python, "-m", "testbed.stack.webhook",
+        f"--cert={cert}", f"--key={key}", f"--config={config}", "--host=127.0.0.1",
+        f"--port={port}", "--quota=kubeconfig", f"--kubeconfig={api_server.kubeconfig}",
+        *(f"--writer={user}" for user in writers(VALUES)),
     )  # fmt: skip
     url = f"https://127.0.0.1:{port}"
 
@@ -46,31 +75,40 @@ def webhook(api_server, programs, python, tools):
             return False
 
     tools.wait_for(healthy, 30, "the webhook serves")
+    return url
+
+
+@pytest.fixture
+def webhook(api_server, programs, python, tools, config):
+    """The webhook's URL; it serves, and is registered as it is deployed."""
+    serving = api_server.serving("webhook")
+    url = start("webhook", api_server, programs, python, tools, config, serving)
     api_server.request("POST", CONFIGURATIONS, configuration(url, api_server.ca_bundle))
     yield url
-    api_server.request("DELETE", f"{CONFIGURATIONS}/test")
+    api_server.request("DELETE", f"{CONFIGURATIONS}/{REGISTRATION}")
 
 
-def configuration(url, ca_bundle):
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "scope": "Namespaced"}
-    return {
-        "metadata": {"name": "test"},
-        "webhooks": [
-            {
-                "name": "webhook.test.dev",
-                "admissionReviewVersions": ["v1"],
-                "clientConfig": {"url": f"{url}/webhook", "caBundle": ca_bundle},
-                "sideEffects": "None",
-                "failurePolicy": "Fail",  # so that a silent webhook cannot pass a test
-                "timeoutSeconds": 10,
-                "namespaceSelector": {"matchLabels": {"test": "webhook"}},
-                "rules": [
-                    {**rule, "operations": ["CREATE"], "resources": ["pods"]},
-                    {**rule, "operations": ["UPDATE"], "resources": ["pods/ephemeralcontainers"]},
-                ],
-            }
-        ],
-    }
+def configuration(url, ca_bundle, values=VALUES):
+    """The deployed registration, for namespaces of these tests, by URL."""
+    found = registration(values, certs.make(values.namespace))
+    for hook in found["webhooks"]:
+        path = hook["clientConfig"]["service"]["path"]
+        hook["clientConfig"] = {"url": url + path, "caBundle": ca_bundle}
+        hook["failurePolicy"] = "Fail"  # so that a silent webhook cannot pass a test
+        selector = hook.setdefault("namespaceSelector", {})
+        selector["matchLabels"] = {"test": "webhook"}
+    return found
+
+
+@pytest.fixture
+def policy(api_server, tools):
+    """The policies of a deployment, in force."""
+    made = policies(VALUES)
+    for found in made:
+        api_server.request("POST", path_of(found), found)
+    yield made
+    for found in made:
+        api_server.request("DELETE", f"{path_of(found)}/{found['metadata']['name']}")
 
 
 @pytest.fixture

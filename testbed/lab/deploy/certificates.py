@@ -44,12 +44,19 @@ class Certificates:
         webhook: Serves the webhook's Service.
         extender: Serves 127.0.0.1.
         scheduler: The client certificate that the extender demands.
+        before: The authority of the set before, while servers may still show its leaves.
     """
 
     ca: str
     webhook: Leaf
     extender: Leaf
     scheduler: Leaf
+    before: str = ""
+
+    @property
+    def trusted(self) -> str:
+        """What the API server is to believe of the webhook."""
+        return self.ca + self.before
 
 
 def webhook_names(namespace: str) -> tuple[str, ...]:
@@ -126,6 +133,16 @@ def usable(found: Certificates, namespace: str, *, now: dt.datetime | None = Non
         cert.not_valid_before_utc <= moment <= cert.not_valid_after_utc - _RENEW
         for cert in (ca, *leaves)
     )
+
+
+def authority(pem: str, *, now: dt.datetime | None = None) -> str:
+    """Return an authority that may still be believed; nothing where it is none or over."""
+    try:
+        found = x509.load_pem_x509_certificate(pem.encode())
+    except ValueError:
+        return ""
+    over = found.not_valid_after_utc < (now or dt.datetime.now(dt.UTC))
+    return "" if over else _pem(found)
 
 
 def _builder(

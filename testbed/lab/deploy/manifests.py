@@ -26,6 +26,7 @@ from testbed.lab.deploy.common import (
     meta,
 )
 from testbed.lab.deploy.nodes import nodes
+from testbed.lab.deploy.policy import policies
 from testbed.lab.deploy.rbac import rbac
 from testbed.lab.deploy.scheduler import scheduler
 from testbed.lab.deploy.values import StackValues, config_text
@@ -57,12 +58,9 @@ def render(values: StackValues, certificates: Certificates) -> list[Object]:
             config_digest=config_digest,
             certificates_digest=leaf_digest(certificates.extender, certificates.scheduler),
         ),
-        *webhook(
-            values,
-            config_digest=config_digest,
-            certificates_digest=leaf_digest(certificates.webhook),
-        ),
+        *webhook(values, config_digest=config_digest),
         *nodes(values, config_digest=config_digest),
+        *policies(values),
         registration(values, certificates),
     ]
 

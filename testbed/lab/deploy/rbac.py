@@ -34,6 +34,12 @@ _PLUGIN_RULES = (
     ("", ("nodes",), ("patch",)),
 )
 _MONITOR_RULES = (("", ("pods",), _READ),)
+#: The webhook tells quotas early: it follows them, and reads the pods of a namespace that
+#: has one.
+_WEBHOOK_RULES = (
+    ("", ("resourcequotas",), _READ),
+    ("", ("pods",), ("list",)),
+)
 
 _Rules = Sequence[tuple[str, Sequence[str], Sequence[str]]]
 
@@ -42,8 +48,7 @@ def rbac(values: StackValues) -> list[Object]:
     """Return accounts, roles and bindings."""
     lease = cluster_name(values, "scheduler-lease")
     return [
-        # The webhook talks to nobody: no rights and no token.
-        _account(values, WEBHOOK, token=False),
+        _account(values, WEBHOOK),
         # Scheduler and extender share a pod, and a pod has one account: it carries both.
         _account(values, SCHEDULER),
         _account(values, PLUGIN),
@@ -73,15 +78,16 @@ def rbac(values: StackValues) -> list[Object]:
         *_granted(values, EXTENDER, _EXTENDER_RULES, SCHEDULER),
         *_granted(values, PLUGIN, _PLUGIN_RULES, PLUGIN),
         *_granted(values, MONITOR, _MONITOR_RULES, MONITOR),
+        *_granted(values, WEBHOOK, _WEBHOOK_RULES, WEBHOOK),
     ]
 
 
-def _account(values: StackValues, name: str, *, token: bool = True) -> Object:
+def _account(values: StackValues, name: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": meta(name, values, app=name),
-        "automountServiceAccountToken": token,
+        "automountServiceAccountToken": True,
     }
 
 

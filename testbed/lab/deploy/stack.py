@@ -35,7 +35,8 @@ from testbed.lab.deploy.ready import (
 )
 from testbed.lab.deploy.switch import read_config
 from testbed.lab.deploy.values import StackValues
-from testbed.lab.kube import Kube
+from testbed.lab.kube import ApiError, Kube, Unreachable
+from testbed.lab.wait import wait_until
 from testbed.stack import names
 
 _GONE_S = 60.0
@@ -112,6 +113,8 @@ def undeploy(kube: Kube, progress: Progress, *, namespace: str = names.NAMESPACE
         # First, so that no pod is shown to a webhook that is going.
         for api_version, kind in (
             ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
+            ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"),
+            ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"),
             ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"),
             ("rbac.authorization.k8s.io/v1", "ClusterRole"),
         ):
@@ -129,11 +132,30 @@ def undeploy(kube: Kube, progress: Progress, *, namespace: str = names.NAMESPACE
 
 
 def _unregister(kube: Kube) -> None:
-    """Remove the plugin's annotation from the nodes: cards that nobody serves."""
-    for node in kube.list("v1", "Node"):
-        if names.NODE_REGISTER in (node["metadata"].get("annotations") or {}):
-            body = {"metadata": {"annotations": {names.NODE_REGISTER: None}}}
-            kube.patch("v1", "Node", node["metadata"]["name"], body)
+    """Remove the plugin's annotation from the nodes: cards that nobody serves.
+
+    The API server goes on with a policy or webhook for a moment after it is deleted.
+    """
+
+    def left() -> list[str]:
+        found = [
+            node["metadata"]["name"]
+            for node in kube.list("v1", "Node")
+            if names.NODE_REGISTER in (node["metadata"].get("annotations") or {})
+        ]
+        body = {"metadata": {"annotations": {names.NODE_REGISTER: None}}}
+        for name in found:
+            kube.patch("v1", "Node", name, body)
+        return found
+
+    wait_until(
+        "the nodes' annotations are taken away",
+        left,
+        ready=lambda found: not found,
+        describe=", ".join,
+        timeout_s=_GONE_S,
+        transient=(ApiError, Unreachable),
+    )
 
 
 def _wait_ended(kube: Kube, namespace: str) -> None:
@@ -162,7 +184,9 @@ def _with_generation(kube: Kube, values: StackValues) -> StackValues:
 def _certificates(kube: Kube, values: StackValues) -> Certificates:
     """Return the deployed certificates where they still serve, else a fresh set.
 
-    A fresh one rolls the pods, so it is made only when it must.
+    A fresh one rolls the scheduler's pod, so it is made only when it must. The webhook's
+    servers read theirs as kubelets bring it, so the authority before it stays trusted
+    until the next deployment.
     """
     found = []
     for name in (SECRET_WEBHOOK, SECRET_EXTENDER, SECRET_SCHEDULER):
@@ -173,10 +197,12 @@ def _certificates(kube: Kube, values: StackValues) -> Certificates:
         keys = (CA_KEY, CERT_KEY, KEY_KEY)
         found.append([base64.b64decode(data.get(key, "")).decode() for key in keys])
     authorities = {ca for ca, _, _ in found}
+    webhook_ca = found[0][0]
     webhook, extender, scheduler = (Leaf(cert=cert, key=key) for _, cert, key in found)
     deployed = Certificates(
         ca=authorities.pop(), webhook=webhook, extender=extender, scheduler=scheduler
     )
     if authorities or not certs.usable(deployed, values.namespace):
-        return certs.make(values.namespace)
+        before = certs.authority(webhook_ca)
+        return dataclasses.replace(certs.make(values.namespace), before=before)
     return deployed

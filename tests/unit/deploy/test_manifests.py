@@ -104,21 +104,67 @@ def test_webhook_leaves_the_stack_and_the_system_alone() -> None:
     manifest = one(
         render(VALUES, CERTIFICATES), "MutatingWebhookConfiguration", "vgpu-testbed-webhook"
     )
-    (hook,) = manifest["webhooks"]
-    assert hook["failurePolicy"] == "Ignore"
-    assert hook["sideEffects"] == "None"  # else a dry run never reaches it
-    assert hook["timeoutSeconds"] == 10
-    excluded = {e["key"]: e["values"] for e in hook["namespaceSelector"]["matchExpressions"]}
-    assert excluded == {
-        "hami.io/webhook": ["ignore"],
-        "kubernetes.io/metadata.name": ["kube-system", "vgpu-testbed"],
-    }
-    assert "objectSelector" not in hook  # its user could keep forged annotations by a label
-    assert base64.b64decode(hook["clientConfig"]["caBundle"]) == b"CA\n"
-    assert [(rule["operations"], rule["resources"]) for rule in hook["rules"]] == [
-        (["CREATE"], ["pods"]),
-        (["UPDATE"], ["pods/ephemeralcontainers"]),
-    ]
+    hooks = {hook["name"].removesuffix(".vgpu-testbed.dev"): hook for hook in manifest["webhooks"]}
+    assert list(hooks) == [
+        "pods", "pods-own-environment", "ephemeral", "own-keys", "own-node-keys",
+    ]  # fmt: skip
+    for name, hook in hooks.items():
+        assert hook["failurePolicy"] == "Ignore"
+        assert hook["sideEffects"] == "None"  # else a dry run never reaches it
+        assert hook["timeoutSeconds"] == 10
+        assert "objectSelector" not in hook  # its user could keep forged annotations by a label
+        assert hook["matchConditions"]  # nobody else's objects wait for it
+        assert base64.b64decode(hook["clientConfig"]["caBundle"]) == b"CA\n"
+        excluded = {
+            e["key"]: (e["operator"], e["values"])
+            for e in hook.get("namespaceSelector", {}).get("matchExpressions", [])
+        }
+        label = excluded.pop("vgpu-testbed.dev/own-environment", None)
+        assert label == {
+            "pods": ("NotIn", ["allowed"]),
+            "pods-own-environment": ("In", ["allowed"]),
+        }.get(name)
+        if name not in ("own-keys", "own-node-keys"):  # forgeries are refused everywhere
+            assert excluded == {
+                "hami.io/webhook": ("NotIn", ["ignore"]),
+                "kubernetes.io/metadata.name": ("NotIn", ["kube-system", "vgpu-testbed"]),
+            }
+
+
+def test_every_pod_is_shown_only_where_cards_are_to_be_hidden() -> None:
+    values = replace(VALUES, config=DeviceConfig(overwriteEnv=True))
+    manifest = one(
+        render(values, CERTIFICATES), "MutatingWebhookConfiguration", "vgpu-testbed-webhook"
+    )
+    assert [bool(hook.get("matchConditions")) for hook in manifest["webhooks"]] == [
+        False, False, True, True, True,
+    ]  # fmt: skip
+
+
+def test_policies_hold_without_the_webhook() -> None:
+    manifests = render(VALUES, CERTIFICATES)
+    bound = [m for m in manifests if m["kind"] == "ValidatingAdmissionPolicyBinding"]
+    made = [m for m in manifests if m["kind"] == "ValidatingAdmissionPolicy"]
+    assert [m["spec"]["policyName"] for m in bound] == [m["metadata"]["name"] for m in made]
+    assert all(m["spec"]["validationActions"] == ["Deny"] for m in bound)
+    assert all(m["spec"]["failurePolicy"] == "Fail" for m in made)
+    keys, nodes, _ = made
+    texts = [m["spec"]["validations"][0]["expression"] for m in (keys, nodes)]
+    assert all(key in texts[0] for key in names.STACK_ANNOTATIONS)
+    assert all(key in texts[1] for key in names.STACK_NODE_ANNOTATIONS)
+    for found in (keys, nodes):
+        (condition,) = found["spec"]["matchConditions"]
+        for account in ("vgpu-scheduler", "vgpu-plugin"):
+            assert f"system:serviceaccount:vgpu-testbed:{account}" in condition["expression"]
+
+
+def test_webhook_survives_a_disruption() -> None:
+    manifests = render(VALUES, CERTIFICATES)
+    spec = one(manifests, "Deployment", "vgpu-webhook")["spec"]
+    budget = one(manifests, "PodDisruptionBudget", "vgpu-webhook")["spec"]
+    assert spec["replicas"] - budget["maxUnavailable"] >= 1
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert budget["selector"] == spec["selector"]
 
 
 def rights(manifests: list[Object]) -> dict[str, set[tuple[str, str]]]:
@@ -126,7 +172,7 @@ def rights(manifests: list[Object]) -> dict[str, set[tuple[str, str]]]:
     roles = {(m["kind"], m["metadata"]["name"]): m for m in manifests if m["kind"].endswith("Role")}
     found: dict[str, set[tuple[str, str]]] = {}
     for binding in manifests:
-        if not binding["kind"].endswith("Binding"):
+        if not binding["kind"].endswith("RoleBinding"):
             continue
         ref = binding["roleRef"]
         for subject in binding["subjects"]:
@@ -162,14 +208,9 @@ def test_rights_are_exactly_these() -> None:
         },
         "vgpu-plugin": {*(("pods", verb) for verb in (*read, "patch")), ("nodes", "patch")},
         "vgpu-monitor": {("pods", verb) for verb in read},
+        # Quotas are told early: what a namespace may have, and what its pods were promised.
+        "vgpu-webhook": {*(("resourcequotas", verb) for verb in read), ("pods", "list")},
     }
-
-
-def test_webhook_has_no_token() -> None:
-    manifests = render(VALUES, CERTIFICATES)
-    assert one(manifests, "ServiceAccount", "vgpu-webhook")["automountServiceAccountToken"] is False
-    spec = one(manifests, "Deployment", "vgpu-webhook")["spec"]["template"]["spec"]
-    assert spec["automountServiceAccountToken"] is False
 
 
 def test_no_pod_is_privileged_or_asks_for_an_id_on_emulated_cards() -> None:
@@ -297,9 +338,17 @@ def test_configuration_rolls_its_readers() -> None:
 
 def test_certificates_roll_their_users() -> None:
     other = Leaf(cert="NEW\n", key="NEW\n")
-    assert changed(VALUES, replace(CERTIFICATES, webhook=other)) == {"vgpu-webhook"}
+    # The webhook reads its own anew when they change.
+    assert changed(VALUES, replace(CERTIFICATES, webhook=other)) == set()
     assert changed(VALUES, replace(CERTIFICATES, scheduler=other)) == {"vgpu-scheduler"}
-    assert changed(VALUES, replace(CERTIFICATES, ca="X")) == {"vgpu-webhook", "vgpu-scheduler"}
+    assert changed(VALUES, replace(CERTIFICATES, ca="X")) == {"vgpu-scheduler"}
+
+
+def test_the_authority_before_is_trusted_while_its_leaves_are_shown() -> None:
+    rotated = replace(CERTIFICATES, ca="NEW\n", before="CA\n")
+    manifest = one(render(VALUES, rotated), "MutatingWebhookConfiguration", "vgpu-testbed-webhook")
+    bundles = {hook["clientConfig"]["caBundle"] for hook in manifest["webhooks"]}
+    assert bundles == {base64.b64encode(b"NEW\nCA\n").decode()}
 
 
 # --- values ----------------------------------------------------------------------
