@@ -2,13 +2,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-browser clean
+.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-soak test-browser clean
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  ?= co_location/a100-example
 ARGS   ?=
+N      ?= 20
 # Two at once, each file's tests in order on one worker; tests with a cluster run alone.
 SPREAD := -n 2 --dist loadfile
 
@@ -49,6 +50,9 @@ test-component: prepare ## Webhook, extender, plugin, monitor against a real API
 
 test-e2e: prepare ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+test-soak: prepare ## The core set N times in a row, fifty interruptions, hardships (N=20); a JSON summary
+	@$(BIN)/python tests/soak.py --rounds $(N) $(ARGS)
 
 test-browser: native ## The report's page in Chromium (Debian: chromium); not part of `make test`
 	@command -v chromium google-chrome chrome >/dev/null || { echo "no Chromium (Debian: apt-get install chromium)" >&2; exit 2; }

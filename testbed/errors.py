@@ -27,6 +27,13 @@ def known_hint(word: str, known: Iterable[str], *, listed: str = "known are") ->
     return f"did you mean {folded[near[0]]}? {every}" if near else every
 
 
+#: What helps against a full disk, wherever it was met.
+FULL_HINT = (
+    "make room there, or point XDG_STATE_HOME (testbeds), XDG_CACHE_HOME (what is made once),"
+    " TMPDIR and --runs (results) elsewhere"
+)
+
+
 class TestbedError(Exception):
     """Base of every error that the testbed raises on purpose.
 

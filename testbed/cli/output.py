@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import typer
 
-from testbed.errors import TestbedError
+from testbed.errors import FULL_HINT, TestbedError
 
 
 class Format(StrEnum):
@@ -27,11 +27,7 @@ class Format(StrEnum):
     json = "json"
 
 
-_FULL = (
-    "make room there, or point XDG_STATE_HOME (testbeds), XDG_CACHE_HOME (what is made once),"
-    " TMPDIR and --runs (results) elsewhere"
-)
-_OS_HINTS = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
+_OS_HINTS = {errno.ENOSPC: FULL_HINT, errno.EDQUOT: FULL_HINT}
 #: Holds something once a command answers for itself; see ``testbed.cli.main``.
 began: list[str] = []
 

@@ -123,6 +123,8 @@ class Owner:
     def __init__(self, home: Path, name: str) -> None:
         self.home, self.name = home, name
         self.clone, self.state, self.scratch = home / "clone", home / "state", home / "tmp"
+        #: The state folder as this process sees it, and what each command is started with.
+        self.seen, self.prefix = self.state, ()
         folder = self.clone / "scenarios" / "co_location"
         folder.mkdir(parents=True)
         for path in (ROOT / "scenarios/co_location").glob("*.py"):
@@ -135,9 +137,8 @@ class Owner:
 
     @property
     def environment(self) -> dict[str, str]:
-        kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
         return {
-            **kept,
+            **{key: value for key, value in os.environ.items() if not key.startswith("VGPU_")},
             "HOME": str(self.home),
             "XDG_STATE_HOME": str(self.state),
             "XDG_CACHE_HOME": str(cache.root().parent),
@@ -146,13 +147,21 @@ class Owner:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
-    def start(self, *arguments: str, **environment: str) -> Command:
-        """Start a command as a shell does, in a session of its own."""
-        return Command(self, arguments, environment)
+    def start(self, *arguments: str, name: str = "", **environment: str) -> Command:
+        """Start a command as a shell does, in a session of its own.
 
-    def do(self, *arguments: str, timeout_s: float = 120, **environment: str) -> Command:
+        Args:
+            arguments: The command's.
+            name: Of the testbed, where it is not the owner's.
+            environment: Variables that differ.
+        """
+        return Command(self, arguments, name, environment)
+
+    def do(
+        self, *arguments: str, timeout_s: float = 120, name: str = "", **environment: str
+    ) -> Command:
         """Run a command to its end."""
-        command = self.start(*arguments, **environment)
+        command = self.start(*arguments, name=name, **environment)
         command.end(timeout_s)
         return command
 
@@ -162,7 +171,7 @@ class Owner:
     @property
     def record(self) -> dict[str, object]:
         """What the cluster's record says; empty before there is one."""
-        path = self.state / "vgpu-testbed" / self.name / "cluster.json"
+        path = self.seen / "vgpu-testbed" / self.name / "cluster.json"
         with contextlib.suppress(OSError, ValueError):
             return json.loads(path.read_text())
         return {}
@@ -186,7 +195,7 @@ class Command:
     """A command that was started."""
 
     def __init__(
-        self, owner: Owner, arguments: tuple[str, ...], environment: dict[str, str]
+        self, owner: Owner, arguments: tuple[str, ...], name: str, environment: dict[str, str]
     ) -> None:
         self.owner, self.arguments = owner, arguments
         stamp = f"{time.monotonic_ns()}"
@@ -196,7 +205,7 @@ class Command:
         program = Path(sys.executable).with_name("testbed")
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(
-                [str(program), *arguments, "--name", owner.name],
+                [*owner.prefix, str(program), *arguments, "--name", name or owner.name],
                 cwd=owner.clone,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -257,7 +266,7 @@ def reached(command: Command, stage: str) -> bool:
     if stage == "start":
         return True
     if stage == "processes":
-        return (owner.state / "vgpu-testbed" / owner.name).exists()
+        return (owner.seen / "vgpu-testbed" / owner.name).exists()
     if stage == "nodes":
         return bool(owner.record.get("pid"))
     if stage == "down":

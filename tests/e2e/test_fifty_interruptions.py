@@ -9,10 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from testbed.lab import binaries, images
+from testbed.lab.progress import ConsoleProgress
 
 from . import traces
 from .evidence import check_bundle
@@ -32,6 +36,14 @@ COUNT = int(os.environ.get("VGPU_TESTBED_POINTS", "6"))
 SEED = int(os.environ.get("VGPU_TESTBED_SEED", "0")) or int(time.time() // 86400)
 
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made() -> None:
+    """What is made once is there: to be struck is a run, not a download."""
+    progress = ConsoleProgress(sys.__stderr__)
+    binaries.ensure(progress)
+    images.prepare(progress)
 
 
 @pytest.mark.parametrize("point", chosen(COUNT, SEED), ids=str)

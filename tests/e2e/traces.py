@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def difference(before: Traces, after: Traces) -> str:
     return "\n".join(lines)
 
 
-def alive(name: str, home: Path) -> list[processes.Process]:
+def alive(name: str, home: Path, *, but: Collection[int] = ()) -> list[processes.Process]:
     """Return the processes that run under a testbed's ids or in its owner's folders.
 
     Not zombies: when the machine's init takes them is its own affair.
@@ -89,7 +90,7 @@ def alive(name: str, home: Path) -> list[processes.Process]:
                 # What the owner's commands start carries their environment.
                 ours = where.startswith(str(home)) or own in (path / "environ").read_bytes()
             process = processes.read(int(path.name)) if ours else None
-            if process is not None and process.pid != os.getpid():
+            if process is not None and process.pid not in (os.getpid(), *but):
                 found.append(process)
     return found
 

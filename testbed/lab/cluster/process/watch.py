@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import ClusterError, WaitTimeout
+from testbed.errors import FULL_HINT, ClusterError, WaitTimeout
 from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.process.api import Api, Unreachable
 
@@ -126,10 +126,11 @@ def _missing(folders: layout.Folders, api: Api, nodes: Sequence[layout.Node]) ->
 
 def _failed(folders: layout.Folders, failed: list[tuple[str, Path]]) -> ClusterError:
     what, log = failed[0] if failed else ("its processes have ended", folders.logs / "launch.log")
+    why = "\n  ".join([what, *tail(log)])
     return ClusterError(
         "the cluster does not come up",
-        why="\n  ".join([what, *tail(log)]),
-        hint="the logs tell more",
+        why=why,
+        hint=FULL_HINT if "no space left on device" in why.lower() else "the logs tell more",
         artifacts=folders.logs,
     )
 

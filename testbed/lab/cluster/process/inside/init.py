@@ -197,8 +197,12 @@ class Init:
         if text != self.written:
             target = Path(self.plan["status"])
             new = target.with_suffix(".new")
-            new.write_text(text)
-            new.replace(target)
+            try:
+                new.write_text(text)
+                new.replace(target)
+            except OSError as error:  # a full disk must not end the cluster
+                note(f"{target}: {error}")
+                return
             self.written = text
 
 
@@ -248,8 +252,9 @@ def holds(condition: str) -> bool:
 
 
 def note(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log may lie on a disk that is full
+        sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        sys.stderr.flush()
 
 
 def main() -> int:
