@@ -97,7 +97,9 @@ def obtain(
         found = find(kind, key)  # made while we waited for the lock
         if found:
             return found
-        _remove(folder)
+        # Whoever made it before us was killed: nobody else makes this while we hold the lock.
+        for left in (folder, *folder.parent.glob(f".{key}.*/")):
+            _remove(left)
         part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder.parent))
         try:
             make(part, step)

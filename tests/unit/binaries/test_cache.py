@@ -177,3 +177,13 @@ def test_the_list_names_every_file() -> None:
     folder = obtain(Maker())
     listed = json.loads((folder / ".entry.json").read_text())
     assert listed == {"bin/program": 10, "bin/link": 7}
+
+
+def test_what_a_killed_maker_left_goes(home: Path) -> None:
+    for name in (".k.abc123", ".other.abc123"):
+        (home / "things" / name / "bin").mkdir(parents=True)
+        (home / "things" / name / "bin/half").touch()
+    obtain(Maker())
+    left = sorted(path.name for path in (home / "things").iterdir() if path.is_dir())
+    # Another key's may be in the making at this moment.
+    assert left == [".other.abc123", "k"]
