@@ -108,7 +108,10 @@ def test_a_run_is_found(run: Path, given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["latest", "20990101-000000", "..", "/nowhere"])
-def test_a_run_that_is_none_is_named(run: Path, given: str) -> None:
+def test_a_run_that_is_none_is_named(
+    run: Path, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parent)  # ".." is looked for below the working folder too
     runs = run.parent if given != ".." else run.parent / "deep"
     (run.parent / "deep/empty").mkdir(parents=True)
     shutil.rmtree(run)

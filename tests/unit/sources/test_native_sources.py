@@ -25,10 +25,13 @@ def test_a_box_includes_its_own_files_and_the_shared_layouts(box: str) -> None:
             assert name in allowed, f"{source.name} includes {name}"
 
 
-def test_the_shared_layouts_define_nothing_that_runs() -> None:
+def test_the_shared_layouts_define_nothing_but_how_words_are_packed() -> None:
     for header in sources("include"):
         text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header.read_text(), flags=re.DOTALL)
-        assert not re.search(r"\)\s*\{", text), f"{header.name} has a function's body"
+        rest = re.sub(
+            r"static inline \w+(?: \w+)? \w+\([^()]*\)\s*\{\s*return [^;{}]*;\s*\}", "", text
+        )
+        assert not re.search(r"\)\s*\{", rest), f"{header.name} has a body of more than an answer"
 
 
 def test_the_library_names_no_part_of_the_cards_books() -> None:
