@@ -323,7 +323,9 @@ class Experiment:
             )
         except BaseException as error:
             if isinstance(error, Exception):  # who interrupts does not want to wait for it
-                self._testbed.bundle(self._run_folder / f"bundle-{mode}")
+                found = self._testbed.bundle(self._run_folder / f"bundle-{mode}")
+                if isinstance(error, TestbedError):
+                    error.artifacts = error.artifacts or found
             with contextlib.suppress(TestbedError):  # the cause is the error above
                 self._remove(namespace, plans)
             raise

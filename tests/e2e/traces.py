@@ -95,28 +95,47 @@ def alive(name: str, home: Path, *, but: Collection[int] = ()) -> list[processes
     return found
 
 
-def spaces(name: str, home: Path) -> frozenset[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    """Namespaces of a testbed at one moment, and who was there then.
+
+    The kernel gives their numbers again to others, so only who was there by then can
+    hold these; whatever of the testbed came later is seen by ``alive``.
+    """
+
+    numbers: frozenset[str]
+    there: frozenset[tuple[int, str]]
+
+
+def spaces(name: str, home: Path) -> Spaces:
     """Return the namespaces that a testbed's processes are in and this process is not."""
-    found: set[str] = set()
+    own = {str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in SPACES}
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    found = (processes.read(pid) for pid in pids)
+    there = frozenset((each.pid, each.started) for each in found if each is not None)
+    numbers: set[str] = set()
     for each in alive(name, home):
         for kind in SPACES:
             with contextlib.suppress(OSError):
-                found.add(str(Path(f"/proc/{each.pid}/ns/{kind}").readlink()))
-    return frozenset(found - {str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in SPACES})
+                numbers.add(str(Path(f"/proc/{each.pid}/ns/{kind}").readlink()))
+    return Spaces(numbers=frozenset(numbers - own), there=there)
 
 
-def held(spaces: frozenset[str]) -> list[str]:
+def held(spaces: Spaces) -> list[str]:
     """Return who still holds one of some namespaces: processes, descriptors, mounts."""
     found = []
-    for path in Path("/proc").glob("[0-9]*"):
+    for pid, started in spaces.there:
+        path, process = Path(f"/proc/{pid}"), processes.read(pid)
+        if process is None or process.started != started:
+            continue
         for each in (*(path / "ns" / kind for kind in SPACES), *_descriptors(path)):
             with contextlib.suppress(OSError):
-                if (target := str(each.readlink())) in spaces:
-                    found.append(f"{each} -> {target}")
-    numbers = {each.strip("]").partition("[")[2] for each in spaces}
+                if (target := str(each.readlink())) in spaces.numbers:
+                    found.append(f"{each} -> {target} of {' '.join(process.argv)}")
+    # Bound to a name: a mount of the file system nsfs, whose root is the namespace.
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        held_by = re.search(r"\b\w+:\[(\d+)\]", line)
-        if held_by and held_by[1] in numbers:
+        bound = re.search(r" (\w+:\[\d+\]) ", line)
+        if bound and bound[1] in spaces.numbers:
             found.append(line)
     return found
 
