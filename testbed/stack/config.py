@@ -58,6 +58,12 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     nodeSchedulerPolicy: Literal["binpack", "spread"] = "binpack"
     #: One word or a chain, such as ``mutex,binpack,numa`` (``stack.policy``).
     gpuSchedulerPolicy: str = "spread"
+    #: Evict pods of lower priority for one that fits nowhere: kube-scheduler itself does
+    #: not, since it does not know what a card holds.
+    preemption: bool = True
+    #: Take HAMi's lock of the node before each Binding, where its plugin serves the pods.
+    nodeLock: bool = False
+    nodeLockSeconds: Annotated[int, msgspec.Meta(ge=1)] = 300
     #: ``off`` is for control runs: no preload, no limits in the environment, no
     #: region. Scheduling stays on.
     enforcement: Literal["on", "off"] = "on"

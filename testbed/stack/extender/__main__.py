@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from testbed.stack import names
 from testbed.stack.config import DeviceConfig, load
 from testbed.stack.extender.api import Api
 from testbed.stack.extender.connection import from_kubeconfig, in_cluster
+from testbed.stack.extender.leadership import Leadership
 from testbed.stack.extender.server import (
     LABELS_FROM,
     Extender,
@@ -56,6 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, help="device-config.yaml (default: defaults)")
     parser.add_argument("--kubeconfig", type=Path, help="default: the pod's service account")
+    parser.add_argument(
+        "--lease",
+        help="NAMESPACE/NAME of the scheduler's lease: serve only while the scheduler of "
+        "this host holds it (default: always)",
+    )
+    parser.add_argument(
+        "--identity", default=socket.gethostname(), help="name of this host in the lease"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=names.PORT_EXTENDER)
     parser.add_argument("--observe-host", default="0.0.0.0", help="plain HTTP, read only")
@@ -81,10 +91,20 @@ async def _run(options: argparse.Namespace) -> None:
         if version is None:
             return
         state = State(config)
-        extender = Extender(state, api, label=version >= LABELS_FROM)
+        extender = Extender(
+            state,
+            api,
+            label=version >= LABELS_FROM,
+            leadership=Leadership(identity=options.identity) if options.lease else None,
+            lease=_lease(options.lease),
+        )
         log.info("API server %s is version %d.%d", connection.server, *version)
         app = scheduler_app(
-            state, extender.binder, extender.report, options.client_name or SCHEDULERS
+            state,
+            extender.binder,
+            extender.report,
+            options.client_name or SCHEDULERS,
+            extender.evict,
         )
         runner = await serve(app, options.host, options.port, tls)
         stack.push_async_callback(runner.cleanup)
@@ -101,6 +121,13 @@ async def _run(options: argparse.Namespace) -> None:
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work  # a failure of the work is a failure of the program
+
+
+def _lease(text: str | None) -> tuple[str, str]:
+    namespace, slash, name = (text or "").partition("/")
+    if text and not (namespace and slash and name):
+        raise InputError(f"--lease {text!r} is no lease", hint="write NAMESPACE/NAME")
+    return namespace, name
 
 
 async def _version(api: Api, stop: asyncio.Event) -> tuple[int, int] | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from testbed.errors import ClusterError
 from testbed.stack.extender.connection import Connection
@@ -73,12 +75,7 @@ class Api:
 
     async def read_pod(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Return the pod, or None if there is none of that name."""
-        try:
-            return await self._call("GET", _pod(namespace, name))
-        except ApiError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._read(_pod(namespace, name))
 
     async def patch_pod(self, namespace: str, name: str, patch: list[dict[str, Any]]) -> None:
         """Apply a JSON patch."""
@@ -94,18 +91,76 @@ class Api:
     async def create_event(self, namespace: str, event: dict[str, Any]) -> None:
         await self._call("POST", f"/api/v1/namespaces/{namespace}/events", event)
 
-    async def list(self, path: str) -> tuple[list[dict[str, Any]], str]:
-        """Return all objects of a collection, read in pages, and its version."""
-        items: list[dict[str, Any]] = []
+    async def patch_event(self, namespace: str, name: str, patch: dict[str, Any]) -> None:
+        """Change fields of an event."""
+        path = f"/api/v1/namespaces/{namespace}/events/{name}"
+        await self._call("PATCH", path, patch, "application/merge-patch+json")
+
+    async def evict(self, pod: PodKey) -> None:
+        """End exactly this pod with its grace period, if its disruption budget lets it.
+
+        Raises:
+            ApiError: 429 where the budget does not, 404 where it is gone, 409 where
+                another one has its name.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        await self._call("POST", f"{_pod(pod.namespace, pod.name)}/eviction", body)
+
+    async def read_node(self, name: str) -> dict[str, Any] | None:
+        """Return the node, or None if there is none of that name."""
+        return await self._read(f"/api/v1/nodes/{name}")
+
+    async def annotate_node(
+        self, name: str, annotations: Mapping[str, str | None], version: str
+    ) -> None:
+        """Set annotations of a node as it was read; None takes one away.
+
+        Raises:
+            ApiError: 409 where somebody changed the node meanwhile.
+        """
+        body = {"metadata": {"resourceVersion": version, "annotations": annotations}}
+        await self._call("PATCH", f"/api/v1/nodes/{name}", body, "application/merge-patch+json")
+
+    async def read_lease(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Return a Lease, or None if there is none of that name."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+        return await self._read(path)
+
+    async def _read(self, path: str) -> dict[str, Any] | None:
+        try:
+            return await self._call("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def list(self, path: str, take: Callable[[list[Any]], None], item: type = dict) -> str:
+        """Read a collection in pages, and return its version.
+
+        Args:
+            path: The collection.
+            take: Called with the objects of each page: a large cluster's pods are never
+                in memory together.
+            item: What an object is decoded to.
+        """
+        decoder = _page_decoder(item)
         more = ""
         while True:
             query = {"limit": str(_PAGE)} | ({"continue": more} if more else {})
-            page = await self._call("GET", path, query=query, seconds=30)
-            items.extend(page.get("items") or ())
-            metadata = page.get("metadata") or {}
-            more = metadata.get("continue") or ""
+            raw = await self._send("GET", path, query=query, seconds=30)
+            try:
+                page = decoder.decode(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise AnswerLost(f"GET {path} cannot be read", why=str(error)) from error
+            take(page.items or [])
+            more = page.metadata.continue_ or ""
             if not more:
-                return items, str(metadata.get("resourceVersion") or "")
+                return page.metadata.resourceVersion or ""
 
     async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a collection from a version on, until the server ends it."""
@@ -131,7 +186,7 @@ class Api:
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         if line.strip():
-                            yield json.loads(line)
+                            yield msgspec.json.decode(line)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise AnswerLost(f"watch {path} broke off", why=repr(error)) from error
 
@@ -145,6 +200,25 @@ class Api:
         query: dict[str, str] | None = None,
         seconds: float = CALL_S,
     ) -> dict[str, Any]:
+        raw = await self._send(method, path, body, content_type, query=query, seconds=seconds)
+        try:
+            answer = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise AnswerLost(
+                f"{method} {path} got an answer that is not JSON", why=str(error)
+            ) from error
+        return answer if isinstance(answer, dict) else {}
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        *,
+        query: dict[str, str] | None = None,
+        seconds: float = CALL_S,
+    ) -> bytes:
         call = f"{method} {path}"
         headers = self._connection.headers() | {"Content-Type": content_type}
         try:
@@ -152,7 +226,7 @@ class Api:
                 method,
                 path,
                 params=query,
-                data=None if body is None else json.dumps(body),
+                data=None if body is None else msgspec.json.encode(body),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
@@ -165,11 +239,7 @@ class Api:
             raise AnswerLost(f"{call} failed", why=f"{response.status} {_message(raw)}")
         if response.status >= 300:
             raise ApiError(call, response.status, _message(raw))
-        try:
-            answer = json.loads(raw)
-        except ValueError as error:
-            raise AnswerLost(f"{call} got an answer that is not JSON", why=str(error)) from error
-        return answer if isinstance(answer, dict) else {}
+        return raw
 
 
 def _pod(namespace: str, name: str) -> str:
@@ -181,3 +251,17 @@ def _message(raw: bytes) -> str:
         return str(json.loads(raw)["message"])
     except (ValueError, KeyError, TypeError):
         return raw[:300].decode(errors="replace")
+
+
+class _PageMeta(msgspec.Struct, rename={"continue_": "continue"}):
+    resourceVersion: str = ""
+    continue_: str = ""
+
+
+@lru_cache(maxsize=8)
+def _page_decoder(item: type) -> msgspec.json.Decoder[Any]:
+    fields: list[tuple[str, Any, Any]] = [
+        ("items", list[item] | None, None),  # type: ignore[valid-type]
+        ("metadata", _PageMeta, msgspec.field(default_factory=_PageMeta)),
+    ]
+    return msgspec.json.Decoder(msgspec.defstruct("Page", fields))

@@ -30,9 +30,10 @@ from testbed.stack import names
 from testbed.stack.codec import encode_register
 from testbed.stack.config import DeviceConfig
 from testbed.stack.extender.binder import Binder
-from testbed.stack.extender.handler import decode_filter, filter_pods
+from testbed.stack.extender.handler import filter_pods
 from testbed.stack.extender.server import scheduler_app, serve
 from testbed.stack.extender.state import State
+from testbed.stack.extender.wire import decode_filter
 from testbed.stack.model import Card
 from testbed.stack.placement.effective import Charge
 

@@ -11,15 +11,17 @@ from testbed.errors import ClusterError, InputError
 from testbed.stack import names
 from testbed.stack.extender.api import AnswerLost, ApiError
 from testbed.stack.extender.handler import (
-    BindArgs,
     bindable,
     binding,
     expire_patch,
+    refused,
     took_effect,
 )
+from testbed.stack.extender.nodelock import NodeLocks
 from testbed.stack.extender.reservations import Reservation, Stage
 from testbed.stack.extender.state import State
 from testbed.stack.extender.turns import Turn
+from testbed.stack.extender.wire import BindArgs
 from testbed.stack.model import PodKey
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class Binder:
         *,
         label: bool,
         report: Callable[[PodKey, str, str], object],
+        locks: NodeLocks | None = None,
         turn_wait_s: float = TURN_WAIT_S,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -57,6 +60,7 @@ class Binder:
         self._api = api
         self._label = label
         self._report = report
+        self._locks = locks
         self._turn_wait_s = turn_wait_s
         self._sleep = sleep
         self._woken: dict[str, asyncio.Future[None]] = {}
@@ -84,6 +88,9 @@ class Binder:
 
     def _bindable(self, args: BindArgs) -> Reservation | None:
         try:
+            refusal = refused(self._state)
+            if refusal:
+                raise InputError(refusal)
             return bindable(self._state, args)
         except InputError:
             held = self._state.reservations.get(args.poduid)
@@ -104,8 +111,19 @@ class Binder:
             # Deleted, or bound by somebody else, while it waited.
             self._state.release(uid)
             raise InputError("the pod's reservation ended while it waited for its turn")
+        if self._locks is not None:
+            await self._lock(reservation)
+        if not self._state.leads:
+            self._state.release(uid)
+            await self._unlock(reservation)
+            raise InputError("this extender leads no more", why=f"{self._state.leader} does")
         reservation.stage = Stage.BINDING
-        sent = binding(reservation, int(self._state.wall()), label=self._label)
+        sent = binding(
+            reservation,
+            int(self._state.wall()),
+            label=self._label,
+            config=self._state.config,
+        )
         try:
             await self._api.bind(sent)
         except AnswerLost as error:
@@ -113,14 +131,34 @@ class Binder:
         except ApiError as error:
             if error.status != 409:
                 self._state.release(uid)
+                await self._unlock(reservation)
                 raise
             # Bound already: perhaps by this Binding, sent twice by a proxy.
             await self._find_out(reservation, sent, error, reads=1)
         except BaseException:
             self._state.release(uid)
+            await self._unlock(reservation)
             raise
         self._state.confirm(reservation)
         self._state.turns.restart(uid, self._state.clock())
+
+    async def _lock(self, reservation: Reservation) -> None:
+        if self._locks is None:
+            return
+        try:
+            await self._locks.take(reservation.node, reservation.pod)
+        except BaseException:
+            self._state.release(reservation.pod.uid)
+            raise
+
+    async def _unlock(self, reservation: Reservation) -> None:
+        """Give the node's lock back after a failure; once bound it is the plugin's."""
+        if self._locks is None:
+            return
+        try:
+            await self._locks.give_back(reservation.node, reservation.pod)
+        except ClusterError as error:
+            log.warning("lock of %s is kept: %s", reservation.node, error.text())
 
     async def _turn(self, reservation: Reservation) -> None:
         """Wait until the pod holds its node's turn, or no longer waits for it.

@@ -17,7 +17,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 
 
 class Source(Protocol):
-    async def list(self, path: str) -> tuple[list[dict[str, Any]], str]: ...
+    async def list(self, path: str, take: Callable[[list[Any]], None]) -> str: ...
 
     def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]: ...
 
@@ -52,9 +52,30 @@ class Follower:
         self._synced = synced
         self._known: set[str] = set()
         self._version = ""
+        self._anew = False
+        self._following: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Follow until cancelled."""
+        while True:
+            self._following = asyncio.ensure_future(self._follow())
+            try:
+                await self._following
+            except asyncio.CancelledError:
+                self._following.cancel()
+                if not self._anew:
+                    raise
+                self._anew = False
+                self._version = ""
+
+    def anew(self) -> None:
+        """List again, whatever the watch has told: its news may be older than others'."""
+        self._version = ""
+        if self._following is not None:
+            self._anew = True
+            self._following.cancel()
+
+    async def _follow(self) -> None:
         pause = _FIRST_PAUSE_S
         while True:
             try:
@@ -73,11 +94,14 @@ class Follower:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _list(self) -> None:
-        items, version = await self._source.list(self._path)
-        present = set()
-        for item in items:
-            present.add(self._identify(item))
-            self._changed(item)
+        present: set[str] = set()
+
+        def take(items: list[Any]) -> None:
+            for item in items:
+                present.add(self._identify(item))
+                self._changed(item)
+
+        version = await self._source.list(self._path, take)
         for name in self._known - present:
             self._gone(name)
         self._known = present

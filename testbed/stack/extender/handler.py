@@ -2,104 +2,46 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
-from testbed.stack.codec import encode_pod_shares
-from testbed.stack.extender.pods import pod_key
+from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import share_annotations
+from testbed.stack.extender.pods import DEFAULTS, pod_key
 from testbed.stack.extender.reservations import Reservation, Stage
+from testbed.stack.extender.simulation import simulate
 from testbed.stack.extender.state import State
+from testbed.stack.extender.wire import (
+    BindArgs,
+    FilterArgs,
+    FilterResult,
+    MetaPod,
+    MetaVictims,
+    PreemptArgs,
+    PreemptResult,
+)
 from testbed.stack.model import PodKey
 from testbed.stack.placement.decide import Offer, decide
+from testbed.stack.placement.preempt import Plan, Victim, on_node
+from testbed.stack.placement.preempt import plan as plan_
+from testbed.stack.placement.quota import Amount
 from testbed.stack.placement.reasons import explain
-from testbed.stack.placement.request import pod_request
+from testbed.stack.placement.request import PodRequest, pod_request
 
-_NULL = msgspec.Raw(b"null")
 #: How many distinct reasons an event names.
 _EVENT_REASONS = 5
 
 
-class FilterArgs(msgspec.Struct):
-    """ExtenderArgs. The names stay bytes: mostly nobody needs them decoded."""
-
-    Pod: dict[str, Any] | None = None
-    Nodes: msgspec.Raw = _NULL
-    NodeNames: msgspec.Raw = _NULL
-
-
-class FilterResult(msgspec.Struct):
-    """ExtenderFilterResult: reasons only where nothing fits (nobody reads others)."""
-
-    NodeNames: list[str] | msgspec.Raw = []
-    FailedNodes: dict[str, str] = {}
-    FailedAndUnresolvableNodes: dict[str, str] = {}
-    Error: str = ""
-
-
-class BindArgs(msgspec.Struct, kw_only=True, frozen=True):
-    """ExtenderBindingArgs."""
-
-    podname: str
-    podnamespace: str
-    poduid: str
-    node: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filtered:
-    """A filter's answer, and the event that its pod shall show, if any."""
+    """A filter's answer, the event that its pod shall show, and whom to evict for it."""
 
     result: FilterResult
     pod: PodKey | None = None
     event: str = ""
-
-
-_filter_decoder = msgspec.json.Decoder(FilterArgs)
-_loose_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def decode_filter(body: bytes) -> FilterArgs:
-    """Return a filter request; its keys in any case.
-
-    Raises:
-        CodecError: it is not one.
-    """
-    try:
-        args = _filter_decoder.decode(body)
-        if args.Pod is None:
-            loose = {key.lower(): raw for key, raw in _loose_decoder.decode(body).items()}
-            args = FilterArgs(
-                Pod=msgspec.json.decode(loose.get("pod", _NULL), type=dict[str, Any] | None),
-                Nodes=loose.get("nodes", _NULL),
-                NodeNames=loose.get("nodenames", _NULL),
-            )
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CodecError("the filter request cannot be read", why=str(error)) from error
-    if args.Pod is None:
-        raise CodecError("the filter request carries no pod")
-    return args
-
-
-def decode_bind(body: bytes) -> BindArgs:
-    """Return a bind request; its keys in any case.
-
-    Raises:
-        CodecError: it is not one.
-    """
-    try:
-        document = msgspec.json.decode(body, type=dict[str, Any])
-        lowered = {key.lower(): value for key, value in document.items()}
-        args = msgspec.convert(lowered, BindArgs)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CodecError("the bind request cannot be read", why=str(error)) from error
-    if not (args.podname and args.podnamespace and args.poduid and args.node):
-        raise CodecError("the bind request lacks the pod's name, namespace, uid or node")
-    return args
+    plan: Plan | None = None
 
 
 def filter_pods(state: State, args: FilterArgs) -> Filtered:
@@ -108,8 +50,9 @@ def filter_pods(state: State, args: FilterArgs) -> Filtered:
     A pod that fits nowhere gets a reason for every node; one that cannot be
     understood gets ``Error``, and the scheduler shows it and tries again later.
     """
-    if not state.synced:
-        return _error(None, "the extender has not read all nodes and pods yet")
+    refusal = refused(state)
+    if refusal:
+        return _error(None, refusal)
     try:
         return _filter(state, args)
     except (InputError, CodecError) as error:
@@ -118,13 +61,23 @@ def filter_pods(state: State, args: FilterArgs) -> Filtered:
         return _error(pod, f"{text} ({error.hint})" if error.hint else text)
 
 
+def refused(state: State) -> str:
+    """Return why nothing can be decided now; empty if it can."""
+    if not state.synced:
+        return "the extender has not read all nodes and pods yet"
+    if not state.leads:
+        who = state.leader or "nobody"
+        return f"this extender stands by ({who} holds the scheduler's lease)"
+    return ""
+
+
 def _filter(state: State, args: FilterArgs) -> Filtered:
     pod: dict[str, Any] = args.Pod or {}
     key = pod_key(pod)
     if bytes(args.NodeNames) == b"null":
-        raise InputError(
-            "the scheduler sent no NodeNames", hint="set nodeCacheCapable: true in its extender"
-        )
+        if bytes(args.Nodes) == b"null":
+            raise InputError("the scheduler sent neither NodeNames nor Nodes")
+        return Filtered(result=simulate(state, pod, args.Nodes), pod=key)
     offer = Offer(bytes(args.NodeNames))
     request = pod_request(pod, state.config)
     spec = pod.get("spec") or {}
@@ -145,21 +98,65 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
     if before is not None and before.stage is not Stage.RESERVED:
         raise InputError(f"the pod's bind to {before.node} is still under way")
     state.release(key.uid)
-    choice = decide(state.ledger, request, offer)
+    kept = state.unnominate(key.uid)
+    room = state.quotas.room(key.namespace)
+    priority = int(spec.get("priority") or 0)
+    choice = decide(state.ledger, request, offer, room)
+    if choice is None and len(state.nominations) and state.nominations.below(priority):
+        # What is kept for others is kept for their priority, too.
+        below = state.nominations.below(priority)
+        for nomination in below:
+            state.unnominate(nomination.pod.uid)
+        choice = decide(state.ledger, request, offer, room)
+        if choice is None:
+            for nomination in below:
+                state.renominate(nomination)
     if choice is not None:
-        state.reserve(key, choice, request.kinds)
+        state.reserve(key, choice, request.kinds, priority)
         return Filtered(result=FilterResult(NodeNames=[choice.node]), pod=key)
-    state.waiting.refused(key, state.clock())
-    reasons = explain(state.ledger, request, offer.names)
+    reasons = explain(state.ledger, request, offer.names, room)
+    plan = None
+    if kept is not None and kept.victims:
+        state.renominate(kept)
+    elif spec.get("preemptionPolicy") != "Never":
+        plan = _plan(state, request, offer, priority, room)
+        if plan is not None:
+            state.nominate(key, plan, request.kinds, priority)
+    state.waiting.refused(key, state.clock(), request, reasons.counts, offer.names)
     return Filtered(
+        plan=plan,
         result=FilterResult(
             NodeNames=[],
             FailedNodes=reasons.failed,
             FailedAndUnresolvableNodes=reasons.unresolvable,
         ),
         pod=key,
-        event=summary(reasons.failed),
+        event=summary(reasons.counts),
     )
+
+
+def _plan(
+    state: State, request: PodRequest, offer: Offer, priority: int, room: Amount
+) -> Plan | None:
+    """Return whose end would make room for a pod; None where that is not done or no use."""
+    lowest = state.lowest_priority()
+    if not state.config.preemption or lowest is None or lowest >= priority:
+        return None
+
+    def candidates(node: str) -> list[Victim]:
+        return victims_on(state, node, priority)
+
+    return plan_(state.ledger, request, offer.names, candidates, room)
+
+
+def victims_on(state: State, node: str, priority: int) -> list[Victim]:
+    """Return the pods of a node that a priority goes before."""
+    found = []
+    for uid in state.ledger.promises_on(node):
+        bound = state.bound.get(uid)
+        if bound is not None and bound.priority < priority:
+            found.append(Victim(uid=uid, priority=bound.priority, started=bound.since))
+    return found
 
 
 def _already_bound(key: PodKey, node: str, offer: Offer) -> Filtered:
@@ -169,13 +166,14 @@ def _already_bound(key: PodKey, node: str, offer: Offer) -> Filtered:
     return Filtered(result=FilterResult(NodeNames=[], FailedNodes=failed), pod=key)
 
 
-def summary(failed: dict[str, str]) -> str:
+def summary(counts: dict[str, int]) -> str:
     """Return the reasons of all nodes as one line, the most frequent first."""
-    groups = Counter(failed.values()).most_common()
+    groups = list(counts.items())
+    nodes = sum(counts.values())
     parts = [f"{count} x {text}" for text, count in groups[:_EVENT_REASONS]]
     if len(groups) > _EVENT_REASONS:
         parts.append(f"{len(groups) - _EVENT_REASONS} more reasons")
-    return f"0/{len(failed)} nodes fit: {'; '.join(parts)}" if parts else "no node was offered"
+    return f"0/{nodes} nodes fit: {'; '.join(parts)}" if parts else "no node was offered"
 
 
 def _error(pod: PodKey | None, text: str) -> Filtered:
@@ -213,7 +211,9 @@ def bindable(state: State, args: BindArgs) -> Reservation | None:
     return reservation
 
 
-def binding(reservation: Reservation, now_unix: int, *, label: bool) -> dict[str, Any]:
+def binding(
+    reservation: Reservation, now_unix: int, *, label: bool, config: DeviceConfig = DEFAULTS
+) -> dict[str, Any]:
     """Return the Binding that carries the whole promise.
 
     The API server merges its metadata into the pod in the transaction that sets the
@@ -223,8 +223,8 @@ def binding(reservation: Reservation, now_unix: int, *, label: bool) -> dict[str
         reservation: What was promised.
         now_unix: The time of the bind.
         label: Also set the label; API servers before 1.35 do not merge labels.
+        config: Names the annotations of each vendor.
     """
-    devices = encode_pod_shares(reservation.shares)
     metadata: dict[str, Any] = {
         "name": reservation.pod.name,
         "namespace": reservation.pod.namespace,
@@ -232,8 +232,7 @@ def binding(reservation: Reservation, now_unix: int, *, label: bool) -> dict[str
         "annotations": {
             names.POD_NODE: reservation.node,
             names.POD_TIME: str(reservation.created_unix),
-            names.POD_TO_ALLOCATE: devices,
-            names.POD_ALLOCATED: devices,
+            **share_annotations(reservation.shares, config),
             names.POD_BIND_PHASE: names.PHASE_ALLOCATING,
             names.POD_BIND_TIME: str(now_unix),
         },
@@ -257,8 +256,11 @@ def took_effect(pod: dict[str, Any] | None, sent: dict[str, Any]) -> bool:
     return bool(
         metadata.get("uid") == sent["metadata"]["uid"]
         and (pod.get("spec") or {}).get("nodeName") == sent["target"]["name"]
-        and annotations.get(names.POD_ALLOCATED)
-        == sent["metadata"]["annotations"][names.POD_ALLOCATED]
+        and all(
+            annotations.get(key) == value
+            for key, value in sent["metadata"]["annotations"].items()
+            if key.endswith("-allocated")  # the plugin may have gone on with the others
+        )
     )
 
 
@@ -270,3 +272,35 @@ def expire_patch(uid: str) -> list[dict[str, Any]]:
         {"op": "test", "path": phase, "value": names.PHASE_ALLOCATING},
         {"op": "replace", "path": phase, "value": names.PHASE_FAILED},
     ]
+
+
+def preempt(state: State, args: PreemptArgs) -> PreemptResult:
+    """Add to each node's victims those whose end frees the cards as well.
+
+    kube-scheduler calls this where its own resources, too, need victims. A node where
+    nobody's end frees the cards is left out. Where only cards are short it finds no
+    victims and calls nobody (1.37, preemption.go); ``filter`` plans for those pods.
+
+    Raises:
+        InputError: the pod cannot be used.
+    """
+    pod: dict[str, Any] = args.Pod or {}
+    given = args.NodeNameToMetaVictims or {}
+    request = pod_request(pod, state.config)
+    if not request.asks:
+        return PreemptResult(NodeNameToMetaVictims=given)
+    key = pod_key(pod)
+    room = state.quotas.room(key.namespace)
+    priority = int((pod.get("spec") or {}).get("priority") or 0)
+    kept = state.unnominate(key.uid)
+    result = {}
+    for node, victims in given.items():
+        gone = [victim.UID for victim in victims.Pods or ()]
+        others = [v for v in victims_on(state, node, priority) if v.uid not in gone]
+        found = on_node(state.ledger, request, node, others, room, gone)
+        if found is not None:
+            pods = [MetaPod(UID=uid) for uid in (*gone, *(v.uid for v in found.victims))]
+            result[node] = MetaVictims(Pods=pods, NumPDBViolations=victims.NumPDBViolations)
+    if kept is not None:
+        state.renominate(kept)
+    return PreemptResult(NodeNameToMetaVictims=result)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.errors import InputError
+from testbed.errors import CodecError, InputError
 from testbed.stack import names
-from testbed.stack.model import PodKey
+from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import read_shares
+from testbed.stack.model import PodKey, PodShares
 from testbed.stack.placement.effective import Kind
-from testbed.stack.placement.request import containers, quantity
+from testbed.stack.placement.request import container_request, containers, initialised
+
+DEFAULTS = DeviceConfig()
 
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -23,11 +27,13 @@ class PodView:
         node: Where it is bound; empty while it is pending.
         scheduler: ``spec.schedulerName``.
         terminal: It has ended and holds nothing.
-        allocated: ``hami.io/vgpu-devices-allocated``.
+        shares: What its annotations promise; None without a promise.
+        unreadable: Why the promise cannot be read; empty if it can.
         promised_node: ``hami.io/vgpu-node``.
         bind_phase: ``hami.io/bind-phase``.
         kinds: The life of each container, init containers first.
-        counts: How many cards each of them asks for; read only where ``allocated`` is set.
+        counts: How many cards each of them asks for; read only with a promise.
+        priority: ``spec.priority``.
         initialised: Every plain init container has ended with 0.
         unschedulable: The scheduler has put it back in its queue.
     """
@@ -36,11 +42,13 @@ class PodView:
     node: str = ""
     scheduler: str = ""
     terminal: bool = False
-    allocated: str = ""
+    shares: PodShares | None = None
+    unreadable: str = ""
     promised_node: str = ""
     bind_phase: str = ""
     kinds: tuple[Kind, ...] = ()
     counts: tuple[int, ...] = ()
+    priority: int = 0
     initialised: bool = False
     unschedulable: bool = False
 
@@ -62,12 +70,12 @@ def pod_key(pod: Mapping[str, Any]) -> PodKey:
     )
 
 
-def view_of(pod: Mapping[str, Any], resource: str = names.RESOURCE_COUNT) -> PodView:
+def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
     """Return the view of a pod as the API server sends it.
 
     Args:
         pod: The raw object.
-        resource: Name of the resource that counts cards.
+        config: Names resources and annotations.
 
     Raises:
         InputError: it is not a pod.
@@ -77,18 +85,20 @@ def view_of(pod: Mapping[str, Any], resource: str = names.RESOURCE_COUNT) -> Pod
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     members = list(containers(pod))
     kinds = tuple(kind for kind, _ in members)
-    allocated = annotations.get(names.POD_ALLOCATED) or ""
+    shares, unreadable = _shares(annotations, len(kinds), config)
     return PodView(
         key=pod_key(pod),
         node=spec.get("nodeName") or "",
         scheduler=spec.get("schedulerName") or "",
         terminal=status.get("phase") in _TERMINAL,
-        allocated=allocated,
+        shares=shares,
+        unreadable=unreadable,
         promised_node=annotations.get(names.POD_NODE) or "",
         bind_phase=annotations.get(names.POD_BIND_PHASE) or "",
         kinds=kinds,
-        counts=tuple(quantity(c, resource) or 0 for _, c in members) if allocated else (),
-        initialised=_initialised(spec, status, kinds),
+        counts=_counts((c for _, c in members), config) if shares is not None else (),
+        priority=int(spec.get("priority") or 0),
+        initialised=initialised(pod),
         unschedulable=any(
             condition.get("type") == "PodScheduled" and condition.get("status") == "False"
             for condition in status.get("conditions") or ()
@@ -96,17 +106,14 @@ def view_of(pod: Mapping[str, Any], resource: str = names.RESOURCE_COUNT) -> Pod
     )
 
 
-def _initialised(
-    spec: Mapping[str, Any], status: Mapping[str, Any], kinds: tuple[Kind, ...]
-) -> bool:
-    if Kind.INIT not in kinds:
-        return True
-    states = {
-        s.get("name"): (s.get("state") or {}).get("terminated") or {}
-        for s in status.get("initContainerStatuses") or ()
-    }
-    return all(
-        states.get(container.get("name"), {}).get("exitCode") == 0
-        for container in spec.get("initContainers") or ()
-        if container.get("restartPolicy") != "Always"
-    )
+def _shares(
+    annotations: Mapping[str, str], containers: int, config: DeviceConfig
+) -> tuple[PodShares | None, str]:
+    try:
+        return read_shares(annotations, containers, config), ""
+    except CodecError as error:
+        return None, error.text()
+
+
+def _counts(members: Iterable[Mapping[str, Any]], config: DeviceConfig) -> tuple[int, ...]:
+    return tuple(container_request(member, config).count for member in members)

@@ -39,6 +39,7 @@ class Reservation:
     created_unix: int
     stage: Stage = Stage.RESERVED
     queued_since: float | None = None
+    priority: int = 0
 
     def over(self, now: float) -> bool:
         """Whether its time is up; never while bind works on it."""

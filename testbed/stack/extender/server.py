@@ -8,6 +8,7 @@ import gc
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -16,13 +17,23 @@ from aiohttp import web
 from testbed.errors import ClusterError, CodecError, InputError
 from testbed.stack import names
 from testbed.stack.extender import debug
-from testbed.stack.extender.api import Api
+from testbed.stack.extender.api import Api, ApiError
 from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.follow import Follower
-from testbed.stack.extender.handler import FilterResult, decode_bind, decode_filter, filter_pods
+from testbed.stack.extender.handler import filter_pods, preempt, refused
+from testbed.stack.extender.leadership import Leadership
+from testbed.stack.extender.metrics import exposition
+from testbed.stack.extender.nodelock import NodeLocks
 from testbed.stack.extender.recorder import Recorder
 from testbed.stack.extender.state import State
+from testbed.stack.extender.wire import (
+    FilterResult,
+    decode_bind,
+    decode_filter,
+    decode_preempt,
+)
 from testbed.stack.model import PodKey
+from testbed.stack.placement.preempt import Plan
 
 log = logging.getLogger(__name__)
 
@@ -45,29 +56,72 @@ class Extender:
         state: What it knows.
         api: The API server.
         label: Whether a Binding shall carry the node's label.
+        leadership: Who may promise, by which Lease (namespace, name); None lets it.
     """
 
-    def __init__(self, state: State, api: Api, *, label: bool) -> None:
+    def __init__(
+        self,
+        state: State,
+        api: Api,
+        *,
+        label: bool,
+        leadership: Leadership | None = None,
+        lease: tuple[str, str] = ("", ""),
+    ) -> None:
         self.state = state
         self._api = api
-        self._recorder = Recorder(api.create_event, state.clock)
-        self.binder = Binder(state, api, label=label, report=self._recorder.report)
+        self._recorder = Recorder(api, state.clock)
+        self._evictions: asyncio.Queue[tuple[PodKey, Plan]] = asyncio.Queue()
+        config = state.config
+        locks = None
+        if config.nodeLock:
+            locks = NodeLocks(
+                api, lasts_s=config.nodeLockSeconds, wall=state.wall, sleep=asyncio.sleep
+            )
+        self.binder = Binder(state, api, label=label, report=self._recorder.report, locks=locks)
+        self._leadership = leadership
+        self._lease = lease
+        self._followers: list[Follower] = []
         self._room = asyncio.Event()
         state.waiting.listen(self._room.set)
+        if leadership is not None:
+            state.follow(lambda: leadership.leads(state.clock()))
 
     @property
     def report(self) -> Report:
         return self._recorder.report
 
+    def evict(self, pod: PodKey, plan: Plan) -> None:
+        """Have the victims of a plan evicted."""
+        self._evictions.put_nowait((pod, plan))
+
     async def run(self) -> None:
-        """Follow nodes and pods, expire what is over, write events; until cancelled."""
+        """Follow the cluster, expire what is over, write events; until cancelled."""
         state = self.state
+        begun = state.clock()
+        state.quotas_synced = False
 
         def nodes_synced() -> None:
             state.nodes_synced = True
+            done()
+
+        def quotas_synced() -> None:
+            state.quotas_synced = True
+            done()
 
         def pods_synced() -> None:
             state.pods_synced = True
+            done()
+
+        def done() -> None:
+            if not state.synced or state.load_s is not None:
+                return
+            state.load_s = state.clock() - begun
+            cards = sum(len(state.ledger.cards_of(name)) for name in state.ledger.nodes())
+            log.info(
+                "read %d nodes with %d cards and %d pods with shares in %.2f s",
+                len(state.ledger.nodes()), cards, len(state.bound), state.load_s,
+            )  # fmt: skip
             # What was read stays; collections need not look at it again.
             gc.collect()
             gc.freeze()
@@ -85,15 +139,78 @@ class Extender:
             "/api/v1/pods",
             identify=lambda pod: str(pod["metadata"]["uid"]),
             changed=state.pod_changed,
-            gone=state.pod_gone,
+            gone=self._pod_gone,
             synced=pods_synced,
         )
+        quotas = Follower(
+            self._api,
+            "/api/v1/resourcequotas",
+            identify=lambda q: f"{q['metadata']['namespace']}/{q['metadata']['name']}",
+            changed=state.quota_changed,
+            gone=state.quota_gone,
+            synced=quotas_synced,
+        )
+        self._followers = [nodes, pods, quotas]
         async with asyncio.TaskGroup() as group:
-            group.create_task(nodes.run())
-            group.create_task(pods.run())
+            for follower in self._followers:
+                group.create_task(follower.run())
             group.create_task(self._recorder.run())
             group.create_task(self._tick())
             group.create_task(self._wake())
+            group.create_task(self._evict())
+            if self._leadership is not None:
+                group.create_task(self._follow_lease(self._leadership))
+
+    def _pod_gone(self, uid: str) -> None:
+        self.state.pod_gone(uid)
+        self._recorder.forget(uid)
+
+    async def _follow_lease(self, leadership: Leadership) -> None:
+        """Read the scheduler's Lease again and again, and read all anew when it is ours."""
+        led = False
+        while True:
+            asked = self.state.clock()
+            try:
+                lease = await self._api.read_lease(*self._lease)
+            except ClusterError as error:
+                log.warning("the scheduler's lease cannot be read: %s", error.text())
+            else:
+                before = leadership.leads(self.state.clock())
+                leadership.observe(lease, asked)
+                self.state.leader = leadership.holder
+                if leadership.leads(self.state.clock()) and not (led and before):
+                    # What the leader before us bound last may not have been told yet.
+                    self.state.nodes_synced = self.state.pods_synced = False
+                    for follower in self._followers[:2]:
+                        follower.anew()
+                    log.info("leads: the scheduler of this pod holds the lease")
+                    led = True
+            if led and not leadership.leads(self.state.clock()):
+                log.info("stands by: %s holds the lease", leadership.holder or "nobody")
+                self.state.stand_by()
+                led = False
+            await asyncio.sleep(_TICK_S)
+
+    async def _evict(self) -> None:
+        """Evict the victims of plans, and say so on both pods."""
+        while True:
+            pod, plan = await self._evictions.get()
+            for victim in plan.victims:
+                bound = self.state.bound.get(victim.uid)
+                if bound is None:
+                    continue
+                text = f"evicted for {pod} (of a higher priority), which needs cards of {plan.node}"
+                try:
+                    await self._api.evict(bound.pod)
+                except ClusterError as error:
+                    if isinstance(error, ApiError) and error.status in (404, 409):
+                        continue  # gone already
+                    log.warning("%s not evicted for %s: %s", bound.pod, pod, error.text())
+                    self._recorder.report(pod, "PreemptionFailed", f"{bound.pod}: {error.why}")
+                    self.state.unnominate(pod.uid)
+                    break
+                log.info("%s %s", bound.pod, text)
+                self._recorder.report(bound.pod, "Preempted", text, "Normal")
 
     async def _wake(self) -> None:
         """Wake the pods that were refused just before room was made."""
@@ -102,8 +219,10 @@ class Extender:
             # What ends together is told in one go; and the refusal's answer gets through.
             await asyncio.sleep(_GATHER_S)
             self._room.clear()
+            if not self.state.leads:
+                continue
             for pod in self.state.waiting.take(self.state.clock()):
-                log.info("%s may fit now", pod)
+                log.debug("%s may fit now", pod)
                 try:
                     stamp = {names.POD_ROOM_MADE: str(int(self.state.wall()))}
                     await self._api.annotate_pod(pod, stamp)
@@ -114,11 +233,16 @@ class Extender:
         while True:
             await asyncio.sleep(_TICK_S)
             self.state.drop_expired()
-            await self.binder.expire_turns()
+            if self.state.leads:
+                await self.binder.expire_turns()
 
 
 def scheduler_app(
-    state: State, binder: Binder, report: Report, client_names: Iterable[str] | None
+    state: State,
+    binder: Binder,
+    report: Report,
+    client_names: Iterable[str] | None,
+    evict: Callable[[PodKey, Plan], None] = lambda *_: None,
 ) -> web.Application:
     """Return the application for the scheduler.
 
@@ -128,35 +252,66 @@ def scheduler_app(
         report: Takes events.
         client_names: Common names of the certificates that may call; None lets
             everybody (plain HTTP, for benches and tests).
+        evict: Has the victims of a plan evicted.
     """
+    times = state.times
 
     async def filter_(request: web.Request) -> web.Response:
         body = await request.read()
+        begun = perf_counter()
         try:
             args = decode_filter(body)
         except CodecError as error:
             return web.Response(status=400, text=error.text() + "\n")
         answer = filter_pods(state, args)
         if answer.event and answer.pod is not None:
-            if report(answer.pod, "FilteringFailed", answer.event):
-                log.info("%s fits nowhere: %s", answer.pod, answer.event)
+            event = answer.event
+            if answer.plan is not None:
+                ending = ", ".join(
+                    str(state.bound[v.uid].pod) for v in answer.plan.victims if v.uid in state.bound
+                )
+                event = f"evicts {ending} on {answer.plan.node}; {event}"
+                evict(answer.pod, answer.plan)
+            if report(answer.pod, "FilteringFailed", event):
+                log.info("%s fits nowhere: %s", answer.pod, event)
         elif answer.pod is not None:
             log.debug("%s goes to %s", answer.pod, answer.result.NodeNames)
-        return _json(answer.result)
+        response = _json(answer.result)
+        outcome = "error" if answer.result.Error else "unfit" if answer.event else "fit"
+        times.add("filter", outcome, perf_counter() - begun)
+        return response
 
     async def bind(request: web.Request) -> web.Response:
         body = await request.read()
+        begun = perf_counter()
         try:
             args = decode_bind(body)
         except CodecError as error:
             return web.Response(status=400, text=error.text() + "\n")
-        return _json({"Error": await binder.bind(args)})
+        text = await binder.bind(args)
+        times.add("bind", "error" if text else "bound", perf_counter() - begun)
+        return _json({"Error": text})
+
+    async def preempt_(request: web.Request) -> web.Response:
+        body = await request.read()
+        begun = perf_counter()
+        try:
+            args = decode_preempt(body)
+            refusal = refused(state)
+            if refusal:
+                return web.Response(status=503, text=refusal + "\n")
+            result = preempt(state, args)
+        except (CodecError, InputError) as error:
+            return web.Response(status=400, text=error.text() + "\n")
+        times.add("preempt", "done", perf_counter() - begun)
+        return _json(result)
 
     app = web.Application(
         client_max_size=MAX_BODY_BYTES, middlewares=[_identified(client_names), _answered]
     )
     app.router.add_post("/filter", filter_)
     app.router.add_post("/bind", bind)
+    app.router.add_post("/preempt", preempt_)
     app.add_routes(_observation(state))
     return app
 
@@ -183,7 +338,18 @@ def _observation(state: State) -> list[web.RouteDef]:
     async def show_reservations(_request: web.Request) -> web.Response:
         return _json(debug.reservations(state))
 
+    async def show_waiting(_request: web.Request) -> web.Response:
+        return _json(debug.waiting(state))
+
+    async def metrics(_request: web.Request) -> web.Response:
+        return web.Response(
+            text=exposition(state, state.times, state.load_s),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
     return [
+        web.get("/metrics", metrics),
+        web.get("/debug/waiting", show_waiting),
         web.get("/healthz", healthz),
         web.get("/readyz", readyz),
         web.get("/debug/ledger", show_ledger),

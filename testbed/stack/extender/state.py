@@ -8,28 +8,43 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
-from testbed.stack.codec import decode_pod_shares, decode_register, encode_pod_shares
+from testbed.stack.codec.links import decode_links
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import vendors
+from testbed.stack.extender.histogram import Histogram
+from testbed.stack.extender.nominations import Nomination, Nominations
 from testbed.stack.extender.pods import PodView, view_of
 from testbed.stack.extender.reservations import Reservation, Reservations, Stage
 from testbed.stack.extender.turns import Turns
 from testbed.stack.extender.waiting import Waiting
-from testbed.stack.model import PodKey, PodShares
+from testbed.stack.model import Card, PodKey, PodShares
 from testbed.stack.placement.decide import Choice
-from testbed.stack.placement.effective import Kind, fold
+from testbed.stack.placement.effective import Charge, Kind, fold
 from testbed.stack.placement.ledger import Ledger
+from testbed.stack.placement.preempt import Plan
+from testbed.stack.placement.quota import Amount, Quotas
 from testbed.units import quantity
 
 log = logging.getLogger(__name__)
 
 
-def _offers(node: Mapping[str, Any], resource: str) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What was last read of a node."""
+
+    registers: tuple[tuple[str, str, bool], ...]  # by vendor: word, text, kubelet offers it
+    cordon: str
+    links: str
+
+
+def offers(node: Mapping[str, Any], resource: str) -> bool:
     """Tell whether a node's kubelet hands out a resource."""
     allocatable = (node.get("status") or {}).get("allocatable") or {}
     try:
@@ -47,10 +62,12 @@ class Bound:
     shares: PodShares
     kinds: tuple[Kind, ...]
     initialised: bool
+    priority: int = 0
+    since: float = 0.0
 
 
 class State:
-    """Ledger, reservations, bound pods and turns, consistent with each other."""
+    """Ledger, quotas, reservations, bound pods and turns, consistent with each other."""
 
     def __init__(
         self,
@@ -63,18 +80,66 @@ class State:
         self.clock = clock
         self.wall = wall
         self.ledger = Ledger()
+        self.ledger.close_books()  # until everything is read
+        self.quotas = Quotas()
         self.reservations = Reservations()
         self.turns = Turns()
         self.waiting = Waiting()
+        self.nominations = Nominations()
         self.bound: dict[str, Bound] = {}
-        self.nodes_synced = False
-        self.pods_synced = False
-        #: Node -> annotations last read, and whether its kubelet offers cards.
-        self._registered: dict[str, tuple[str, str, bool]] = {}
+        self._leads: Callable[[], bool] = lambda: True
+        self.leader = ""
+        self._nodes_synced = False
+        self._pods_synced = False
+        self.quotas_synced = True
+        self.times = Histogram()
+        self.load_s: float | None = None
+        self._registered: dict[str, _Seen] = {}
+        self._priorities: Counter[int] = Counter()
 
     @property
     def synced(self) -> bool:
-        return self.nodes_synced and self.pods_synced
+        """Whether everything was read, so that decisions can be made."""
+        return self._nodes_synced and self._pods_synced and self.quotas_synced
+
+    @property
+    def leads(self) -> bool:
+        """Whether this extender may promise now."""
+        return self._leads()
+
+    def follow(self, leads: Callable[[], bool]) -> None:
+        """Ask a function, from now on, whether this extender may promise."""
+        self._leads = leads
+
+    def stand_by(self) -> None:
+        """Forget the promises to pending pods: whoever leads now makes its own."""
+        for nomination in self.nominations:
+            self.unnominate(nomination.pod.uid)
+        for reservation in self.reservations:
+            if reservation.stage is Stage.RESERVED:
+                self.release(reservation.pod.uid)
+
+    @property
+    def nodes_synced(self) -> bool:
+        return self._nodes_synced
+
+    @nodes_synced.setter
+    def nodes_synced(self, read: bool) -> None:
+        self._nodes_synced = read
+        self._open()
+
+    @property
+    def pods_synced(self) -> bool:
+        return self._pods_synced
+
+    @pods_synced.setter
+    def pods_synced(self, read: bool) -> None:
+        self._pods_synced = read
+        self._open()
+
+    def _open(self) -> None:
+        if self._nodes_synced and self._pods_synced:
+            self.ledger.open_books()
 
     # --- nodes -----------------------------------------------------------
 
@@ -89,38 +154,86 @@ class State:
         metadata = node.get("metadata") or {}
         name = metadata.get("name") or ""
         annotations = metadata.get("annotations") or {}
-        seen = (
-            annotations.get(names.NODE_REGISTER) or "",
-            annotations.get(names.DEVICE_CORDON) or "",
-            _offers(node, self.config.resourceCountName),
+        seen = _Seen(
+            registers=tuple(
+                (vendor.word, annotations.get(vendor.register) or "", offers(node, vendor.count))
+                for vendor in vendors(self.config)
+            ),
+            cordon=annotations.get(names.DEVICE_CORDON) or "",
+            links=annotations.get(names.NODE_SCORE) or "",
         )
         if self._registered.get(name) == seen:
             return
         self._registered[name] = seen
         try:
-            cards = decode_register(seen[0])
+            cards = self._cards(seen)
         except CodecError as error:
             # The cards last read stay: a bad write must not free what pods hold.
             log.warning("node %s: %s", name, error.text())
             return
-        if not seen[2]:
-            cards = tuple(replace(card, healthy=False) for card in cards)
-        cordoned = [uuid.strip() for uuid in seen[1].split(",") if uuid.strip()]
-        self.ledger.set_node(name, cards, cordoned)
+        cordoned = [uuid.strip() for uuid in seen.cordon.split(",") if uuid.strip()]
+        try:
+            links = decode_links(seen.links)
+        except CodecError as error:
+            log.warning("node %s: %s", name, error.text())
+            links = {}
+        self.ledger.set_node(name, cards, cordoned, links)
         self.waiting.room_made()
         if cards:
-            log.info("node %s registers %d cards", name, len(cards))
+            log.log(
+                logging.INFO if self.synced else logging.DEBUG,
+                "node %s registers %d cards",
+                name,
+                len(cards),
+            )
+
+    def _cards(self, seen: _Seen) -> tuple[Card, ...]:
+        found: list[Card] = []
+        for vendor, (_, text, offered) in zip(vendors(self.config), seen.registers, strict=True):
+            for card in vendor.decode(text):
+                found.append(card if offered else replace(card, healthy=False))
+        return tuple(found)
 
     def node_gone(self, name: str) -> None:
         if self._registered.pop(name, None) is not None:
             self.ledger.remove_node(name)
+
+    # --- quotas ----------------------------------------------------------
+
+    def quota_changed(self, quota: Mapping[str, Any]) -> None:
+        """Take a namespace's quota; one with scopes is for pods of a kind, and not ours."""
+        metadata, spec = quota.get("metadata") or {}, quota.get("spec") or {}
+        hard = spec.get("hard") or {}
+        key = (str(metadata.get("namespace")), str(metadata.get("name")))
+        if spec.get("scopes") or spec.get("scopeSelector"):
+            hard = {}
+        try:
+            mem = self._bound_of(hard, self.config.resourceMemoryName)
+            core = self._bound_of(hard, self.config.resourceCoreName)
+        except InputError as error:
+            log.warning("quota %s/%s: %s", *key, error.text())
+            return
+        factor = self.config.memoryFactor
+        self.quotas.set(*key, Amount(mem_mib=None if mem is None else mem * factor, core_pct=core))
+        self.waiting.room_made()
+
+    def quota_gone(self, key: str) -> None:
+        """Forget a quota, named ``namespace/name``."""
+        namespace, _, name = key.partition("/")
+        self.quotas.remove(namespace, name)
+        self.waiting.room_made()
+
+    @staticmethod
+    def _bound_of(hard: Mapping[str, Any], resource: str) -> int | None:
+        text = hard.get(f"limits.{resource}")
+        return None if text is None else int(quantity(text))
 
     # --- pods ------------------------------------------------------------
 
     def pod_changed(self, pod: Mapping[str, Any]) -> None:
         """Follow a pod: bound ones hold their shares, ended ones nothing."""
         try:
-            view = view_of(pod, self.config.resourceCountName)
+            view = view_of(pod, self.config)
         except InputError as error:
             log.warning("a pod was skipped: %s", error.text())
             return
@@ -135,18 +248,41 @@ class State:
     def pod_gone(self, uid: str) -> None:
         """Forget a pod that was deleted or has ended: reservation, shares, turn."""
         held = self.reservations.drop(uid) is not None
-        held = self.bound.pop(uid, None) is not None or held
-        self.ledger.release(uid)
+        bound = self.bound.pop(uid, None)
+        if bound is not None:
+            self._uncount(bound.priority)
+        self._give_back(uid)
+        self.unnominate(uid)
         self.turns.end(uid, self.clock())
         self.waiting.forget(uid)
-        if held:
+        # Whoever waits for its end may be told long after it was refused.
+        for pod in self.nominations.victim_gone(uid):
+            self.waiting.refused(pod, self.clock())
+        if held or bound is not None:
             self.waiting.room_made()
+
+    def _promise(self, pod: PodKey, node: str, charges: Mapping[str, Charge]) -> None:
+        self.ledger.promise(pod.uid, node, charges)
+        self.quotas.charge(pod.uid, pod.namespace, charges.values())
+
+    def _give_back(self, uid: str) -> None:
+        self.ledger.release(uid)
+        self.quotas.release(uid)
+
+    def _uncount(self, priority: int) -> None:
+        self._priorities[priority] -= 1
+        if not self._priorities[priority]:
+            del self._priorities[priority]
+
+    def lowest_priority(self) -> int | None:
+        """Return the lowest priority of the bound pods; None if there are none."""
+        return min(self._priorities, default=None)
 
     def _pod_bound(self, view: PodView) -> None:
         uid = view.key.uid
         reservation = self.reservations.get(uid)
         if reservation is not None:
-            if reservation.node == view.node and _text(reservation) == view.allocated:
+            if reservation.node == view.node and reservation.shares == view.shares:
                 self.confirm(reservation)
             else:
                 log.warning("%s was bound to %s behind our back", view.key, view.node)
@@ -173,15 +309,13 @@ class State:
         """
         if view.scheduler != self.config.schedulerName or view.promised_node != view.node:
             return None
-        try:
-            shares = decode_pod_shares(view.allocated, len(view.kinds))
-        except CodecError as error:
-            log.warning("%s: %s", view.key, error.text())
-            return None
-        if not any(shares):
+        if view.unreadable:
+            log.warning("%s: %s", view.key, view.unreadable)
+        shares = view.shares
+        if shares is None or not any(shares):
             return None
         if tuple(map(len, shares)) != view.counts:
-            log.warning("%s: %r is not what it asks for", view.key, view.allocated)
+            log.warning("%s: what it was promised is not what it asks for", view.key)
             return None
         bound = Bound(
             pod=view.key,
@@ -189,21 +323,26 @@ class State:
             shares=shares,
             kinds=view.kinds,
             initialised=view.initialised,
+            priority=view.priority,
+            since=self.clock(),
         )
+        self._priorities[bound.priority] += 1
         self._charge(bound)
         unknown = self.ledger.unknown_cards(view.key.uid)
-        if unknown and self.nodes_synced:
+        if unknown and self.synced:
             log.warning("%s holds cards that %s lacks: %s", view.key, view.node, unknown)
         return bound
 
     def _charge(self, bound: Bound) -> None:
         self.bound[bound.pod.uid] = bound
         charges = fold(bound.shares, bound.kinds, initialised=bound.initialised)
-        self.ledger.promise(bound.pod.uid, bound.node, charges)
+        self._promise(bound.pod, bound.node, charges)
 
     # --- promises --------------------------------------------------------
 
-    def reserve(self, pod: PodKey, choice: Choice, kinds: tuple[Kind, ...]) -> Reservation:
+    def reserve(
+        self, pod: PodKey, choice: Choice, kinds: tuple[Kind, ...], priority: int = 0
+    ) -> Reservation:
         """Promise a choice to a pod, in place of what was reserved for it before."""
         reservation = Reservation(
             pod=pod,
@@ -212,16 +351,46 @@ class State:
             kinds=kinds,
             created=self.clock(),
             created_unix=int(self.wall()),
+            priority=priority,
         )
         self.reservations.add(reservation)
         self.waiting.forget(pod.uid)
-        self.ledger.promise(pod.uid, choice.node, fold(choice.shares, kinds))
+        self._promise(pod, choice.node, fold(choice.shares, kinds))
         return reservation
+
+    def nominate(
+        self, pod: PodKey, plan: Plan, kinds: tuple[Kind, ...], priority: int
+    ) -> Nomination:
+        """Keep for a pod what its victims will leave, so that nobody else takes it."""
+        nomination = Nomination(
+            pod=pod,
+            node=plan.node,
+            shares=plan.shares,
+            kinds=kinds,
+            priority=priority,
+            victims={victim.uid for victim in plan.victims},
+            created=self.clock(),
+        )
+        self.renominate(nomination)
+        return nomination
+
+    def renominate(self, nomination: Nomination) -> None:
+        """Book a nomination (again)."""
+        self.nominations.add(nomination)
+        charges = fold(nomination.shares, nomination.kinds)
+        self.ledger.promise(nomination.booked_as, nomination.node, charges)
+
+    def unnominate(self, uid: str) -> Nomination | None:
+        """Give back what is kept for a pod, and return it."""
+        nomination = self.nominations.drop(uid)
+        if nomination is not None:
+            self.ledger.release(nomination.booked_as)
+        return nomination
 
     def release(self, uid: str) -> None:
         """Give a reservation and its turn back; bound pods keep what they have."""
         if self.reservations.drop(uid) is not None:
-            self.ledger.release(uid)
+            self._give_back(uid)
             self.waiting.room_made()
         if uid not in self.bound:
             self.turns.end(uid, self.clock())
@@ -237,7 +406,10 @@ class State:
             shares=reservation.shares,
             kinds=reservation.kinds,
             initialised=Kind.INIT not in reservation.kinds,
+            priority=reservation.priority,
+            since=self.clock(),
         )
+        self._priorities[reservation.priority] += 1
 
     def drop_expired(self) -> list[Reservation]:
         """Give back the reservations whose time is up, and return them."""
@@ -246,8 +418,8 @@ class State:
         for reservation in over:
             log.info("%s: reservation on %s has expired", reservation.pod, reservation.node)
             self.release(reservation.pod.uid)
+        for nomination in self.nominations.over(now):
+            log.info("%s: what was kept on %s has expired", nomination.pod, nomination.node)
+            self.unnominate(nomination.pod.uid)
+            self.waiting.room_made()
         return over
-
-
-def _text(reservation: Reservation) -> str:
-    return encode_pod_shares(reservation.shares)

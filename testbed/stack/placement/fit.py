@@ -68,17 +68,34 @@ class Placement:
         return self.fits if self.within is None else self.fits & self.within
 
 
-def allowed(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
-    """Return the cards that a pod accepts by type and uuid; None means all."""
-    by_type = type_mask(ledger, constraint, rows)
-    by_uuid = uuid_mask(ledger, constraint, rows)
+def allowed(ledger: Ledger, pod: PodRequest, rows: Rows | slice) -> Mask | None:
+    """Return the cards that a pod accepts by vendor, type and uuid; None means all."""
+    by_type = type_mask(ledger, pod, rows)
+    by_uuid = uuid_mask(ledger, pod.constraint, rows)
     if by_type is None or by_uuid is None:
         return by_uuid if by_type is None else by_type
     return by_type & by_uuid
 
 
-def type_mask(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
-    """Return the cards of a wanted type (case-insensitive part of the model's name)."""
+def type_mask(ledger: Ledger, pod: PodRequest, rows: Rows | slice) -> Mask | None:
+    """Return the cards of the pod's vendor and of a wanted type (case-insensitive part
+    of the model's name); None means all."""
+    by_vendor = _vendor_mask(ledger, pod, rows)
+    by_model = _model_mask(ledger, pod.constraint, rows)
+    if by_vendor is None or by_model is None:
+        return by_model if by_vendor is None else by_vendor
+    return by_vendor & by_model
+
+
+def _vendor_mask(ledger: Ledger, pod: PodRequest, rows: Rows | slice) -> Mask | None:
+    known = ledger.vendor_ids()
+    if list(known) == [pod.vendor]:
+        return None
+    mask: Mask = ledger.vendor[rows] == known.get(pod.vendor, -1)
+    return mask
+
+
+def _model_mask(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
     if not constraint.use_types and not constraint.nouse_types:
         return None
     models = [model.lower() for model in ledger.models()]
@@ -137,14 +154,24 @@ def card_fits(
     return fits
 
 
+def left_of(ledger: Ledger, rows: Rows | slice) -> Left:
+    """Return what is left of the cards of some rows; not to be changed."""
+    return Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows])
+
+
+def mutex_of(pod: PodRequest, request: Request) -> bool:
+    """Tell whether a container takes only cards that nobody uses."""
+    return _policy(pod.card_policy).mutex or request.core_pct >= EXCLUSIVE_PCT
+
+
 def may_fit(ledger: Ledger, pod: PodRequest) -> Mask:
     """Return, for every row, whether each container on its own finds its cards."""
     rows = slice(0, ledger.size)
     usable = ledger.usable[rows]
-    accepted = allowed(ledger, pod.constraint, rows)
+    accepted = allowed(ledger, pod, rows)
     if accepted is not None:
         usable = usable & accepted
-    left = Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows])
+    left = left_of(ledger, rows)
     result: Mask = np.ones(ledger.size, np.bool_)
     mutex = _policy(pod.card_policy).mutex
     for request in {r for r in pod.containers if r.count}:
@@ -170,12 +197,12 @@ def place(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount = UNBOUNDED)
     """
     policy = _policy(pod.card_policy)
     usable = ledger.usable[rows]
-    accepted = allowed(ledger, pod.constraint, rows)
+    accepted = allowed(ledger, pod, rows)
     if accepted is not None:
         usable = usable & accepted
     mem_total, slots_total = ledger.mem_total[rows], ledger.slots_total[rows]
     core_total = ledger.core_total[rows]
-    running = Left(ledger.slots_free[rows], ledger.mem_free[rows], ledger.core_free[rows]).copy()
+    running = left_of(ledger, rows).copy()
     low = None if room.unbounded else running.copy()  # least left at one time
     alive: Mask = np.ones(len(rows), np.bool_)
     links = ledger.links(rows) if policy.linked else None

@@ -58,6 +58,7 @@ class Ledger:
         self._free_rows: list[int] = []
         self._cards: list[tuple[Card, ...]] = []
         self._models: dict[str, int] = {}
+        self._vendors: dict[str, int] = {}
         self._places: dict[str, set[tuple[int, int]]] = {}  # uuid -> (row, column)
         self._promises: dict[str, Promise] = {}
         self._by_node: dict[str, set[str]] = {}
@@ -157,6 +158,10 @@ class Ledger:
         """Return the model names; position i has id i in ``model``."""
         return list(self._models)
 
+    def vendor_ids(self) -> dict[str, int]:
+        """Return the ids in ``vendor`` by the vendors' words."""
+        return self._vendors
+
     # --- promises --------------------------------------------------------
 
     def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
@@ -187,6 +192,8 @@ class Ledger:
 
     def open_books(self) -> None:
         """Compute every free value from the promises, and keep them from now on."""
+        if self._books:
+            return
         self._books = True
         for row in self._row.values():
             self._reset(row)
@@ -270,6 +277,7 @@ class Ledger:
         self.core_total: Numbers = np.zeros(grid, np.int64)
         self.model: Numbers = np.zeros(grid, np.int64)
         self.numa: Numbers = np.zeros(grid, np.int64)
+        self.vendor: Numbers = np.zeros(grid, np.int64)
         self.present: Mask = np.zeros(grid, np.bool_)
         self.healthy: Mask = np.zeros(grid, np.bool_)
         self.cordon: Mask = np.zeros(grid, np.bool_)
@@ -281,7 +289,7 @@ class Ledger:
 
     _GRIDS = (
         "slots_free", "slots_total", "mem_free", "mem_total", "core_free", "core_total",
-        "model", "numa", "present", "healthy", "cordon", "shareable", "usable",
+        "model", "numa", "vendor", "present", "healthy", "cordon", "shareable", "usable",
     )  # fmt: skip
 
     def _resize(self, capacity: int, width: int) -> None:
@@ -331,6 +339,7 @@ class Ledger:
         self.core_total[row, column] = card.core_pct
         self.model[row, column] = self._models.setdefault(card.model, len(self._models))
         self.numa[row, column] = card.numa
+        self.vendor[row, column] = self._vendors.setdefault(card.vendor, len(self._vendors))
         self.present[row, column] = True
         self.healthy[row, column] = card.healthy
         self.cordon[row, column] = cordoned

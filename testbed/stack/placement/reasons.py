@@ -42,10 +42,12 @@ _UNRESOLVABLE = {HEALTH, CORDON, MODE, TYPE, UUID}
 
 @dataclass(slots=True)
 class Reasons:
-    """Texts by node; ``unresolvable`` holds those that no preemption can mend."""
+    """Texts by node; ``unresolvable`` holds those that no preemption can mend, ``counts``
+    how many nodes have each text."""
 
     failed: dict[str, str] = field(default_factory=dict)
     unresolvable: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UNBOUNDED) -> Reasons:
@@ -79,7 +81,16 @@ def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UN
     return Reasons(
         failed={name: texts[i] for name, i in zip(names, mine, strict=True)},
         unresolvable={name: texts[i] for name, i in zip(names, mine, strict=True) if final[i]},
+        counts=_counts(texts, which),
     )
+
+
+def _counts(texts: list[str], which: NDArray[np.int64]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for text, n in zip(texts, np.bincount(which, minlength=len(texts)).tolist(), strict=True):
+        if n:
+            counts[text] = counts.get(text, 0) + n
+    return dict(sorted(counts.items(), key=lambda entry: -entry[1]))
 
 
 def _over_quota(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount) -> Mask:
@@ -149,7 +160,7 @@ def _conditions(
         (HEALTH, ~ledger.healthy[rows]),
         (CORDON, ledger.cordon[rows]),
     ]
-    by_type = type_mask(ledger, pod.constraint, rows)
+    by_type = type_mask(ledger, pod, rows)
     if by_type is not None:
         conditions.append((TYPE, ~by_type))
     conditions.append((MODE, ~ledger.shareable[rows]))

@@ -11,7 +11,7 @@ import pytest
 from testbed.stack import names
 from testbed.stack.codec import encode_register
 from testbed.stack.config import DeviceConfig
-from testbed.stack.extender import handler
+from testbed.stack.extender import handler, wire
 from testbed.stack.extender.state import State
 from testbed.stack.model import Card
 
@@ -74,7 +74,7 @@ class World:
     def filter(self, pod, *nodes):
         nodes = list(nodes or self.state.ledger.nodes())
         body = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": nodes}).encode()
-        return handler.filter_pods(self.state, handler.decode_filter(body)).result
+        return handler.filter_pods(self.state, wire.decode_filter(body)).result
 
     def used(self, node="n1"):
         return {card.index: charge for card, charge in self.state.ledger.usage(node)}
@@ -95,7 +95,7 @@ class World:
 
 def bind_args(pod, node="n1"):
     metadata = pod["metadata"]
-    return handler.BindArgs(
+    return wire.BindArgs(
         podname=metadata["name"],
         podnamespace=metadata["namespace"],
         poduid=metadata["uid"],

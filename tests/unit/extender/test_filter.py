@@ -10,7 +10,8 @@ import pytest
 from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.extender import debug, handler
-from testbed.stack.extender.handler import decode_bind, decode_filter, filter_pods
+from testbed.stack.extender.handler import filter_pods
+from testbed.stack.extender.wire import decode_bind, decode_filter
 
 
 def test_success_names_one_node_and_reserves(world):
@@ -22,6 +23,7 @@ def test_success_names_one_node_and_reserves(world):
     assert result.Error == ""
     assert world.used()[0].mem_mib == 3000
     assert json.loads(msgspec.json.encode(result)) == {
+        "Nodes": None,
         "NodeNames": ["n1"],
         "FailedNodes": {},
         "FailedAndUnresolvableNodes": {},
@@ -109,9 +111,9 @@ def test_other_schedulers_pod_is_refused(world):
     assert len(world.state.reservations) == 0
 
 
-def test_nodes_instead_of_names_is_an_error_that_says_what_to_set(world):
-    body = json.dumps({"Pod": world.pod(), "Nodes": {"items": []}, "NodeNames": None}).encode()
-    assert "nodeCacheCapable" in filter_pods(world.state, decode_filter(body)).result.Error
+def test_neither_names_nor_nodes_is_an_error(world):
+    body = json.dumps({"Pod": world.pod(), "Nodes": None, "NodeNames": None}).encode()
+    assert "neither" in filter_pods(world.state, decode_filter(body)).result.Error
 
 
 def test_keys_in_any_case_are_read(world):
@@ -173,7 +175,6 @@ def test_use_gpuuuid_pins_to_the_card(world):
 
 
 def test_summary_names_few_reasons():
-    failed = {f"n{i}": f"reason {i}" for i in range(8)} | {"x": "reason 0"}
-    text = handler.summary(failed)
+    text = handler.summary({"reason 0": 2} | {f"reason {i}": 1 for i in range(1, 8)})
     assert text.startswith("0/9 nodes fit: 2 x reason 0;")
     assert text.endswith("3 more reasons")

@@ -21,7 +21,7 @@ from testbed.stack.extender import follow
 from testbed.stack.extender.api import AnswerLost, Api, ApiError, Unreachable
 from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.connection import Connection, from_kubeconfig, in_cluster
-from testbed.stack.extender.recorder import REPEAT_S, Recorder
+from testbed.stack.extender.recorder import CHANGE_S, REPEAT_S, Recorder
 from testbed.stack.extender.server import common_names, observer_app, scheduler_app, serve
 from testbed.stack.extender.state import State
 from testbed.stack.model import PodKey
@@ -51,14 +51,15 @@ class Script:
         assert found == kind, f"asked for {kind}, the script has {found}"
         return value
 
-    async def list(self, path):
+    async def list(self, path, take):
         self.asked.append("list")
         value = self.next("list")
         if isinstance(value, Exception):
             raise value
         if value is None:
             await asyncio.Event().wait()
-        return value
+        take(value[0])
+        return value[1]
 
     async def watch(self, path, version):
         self.asked.append(f"watch {version}")
@@ -165,7 +166,10 @@ def test_list_reads_all_pages():
         assert request.query["limit"]
         return web.json_response(pages[request.query.get("continue")])
 
-    assert asyncio.run(with_server(handler, lambda api: api.list("/p"))) == ([1, 2, 3], "77")
+    found = []
+    scene = with_server(handler, lambda api: api.list("/p", found.append, int))
+    assert asyncio.run(scene) == "77"
+    assert found == [[1, 2], [3]]
 
 
 def test_watch_reads_lines_of_any_length_and_in_any_pieces():
@@ -221,32 +225,73 @@ def test_nobody_there_is_unreachable():
 # --- recorder ----------------------------------------------------------------
 
 
-def test_events_are_written_once_a_minute_and_failures_pass():
-    clock, written = [0.0], []
+class Events:
+    """Keeps events by name, as the API server does; fails when told to."""
 
-    async def create(namespace, event):
-        written.append((namespace, event["reason"], event["message"], event["involvedObject"]))
-        if len(written) == 1:
-            raise ApiError("POST events", 403, "no")
+    def __init__(self):
+        self.found, self.fault = {}, None
+        self.calls = []
+
+    async def create_event(self, namespace, event):
+        self.calls.append("create")
+        if self.fault:
+            raise self.fault
+        if event["metadata"]["name"] in self.found:
+            raise ApiError("POST events", 409, "exists")
+        self.found[event["metadata"]["name"]] = event
+
+    async def patch_event(self, namespace, name, patch):
+        self.calls.append("patch")
+        if name not in self.found:
+            raise ApiError("PATCH event", 404, "expired")
+        self.found[name].update(patch)
+
+
+def test_a_waiting_pod_has_one_event_with_the_newest_words():
+    clock, events = [0.0], Events()
+    pod = PodKey(namespace="ns", name="p", uid="u")
 
     async def scene():
-        recorder = Recorder(create, lambda: clock[0])
-        pod = PodKey(namespace="ns", name="p", uid="u")
-        assert recorder.report(pod, "A", "one")
-        assert not recorder.report(pod, "A", "one")
-        assert recorder.report(pod, "A", "x" * 5000)
-        clock[0] = REPEAT_S
-        assert recorder.report(pod, "A", "one")
+        recorder = Recorder(events, lambda: clock[0])
         task = asyncio.create_task(recorder.run())
-        async with asyncio.timeout(5):
-            while len(written) < 3:
-                await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+
+        async def says(calls):
+            async with asyncio.timeout(5):
+                while len(events.calls) < calls:
+                    await asyncio.sleep(0)
+
+        try:
+            events.fault = ApiError("POST events", 403, "no")
+            assert recorder.report(pod, "A", "one")
+            await says(1)
+            events.fault = None
+            assert not recorder.report(pod, "A", "one")
+            assert not recorder.report(pod, "A", "two")  # too soon
+            clock[0] = CHANGE_S
+            assert recorder.report(pod, "A", "x" * 5000)
+            await says(3)  # its event was never there: a patch, then a new one
+            clock[0] += CHANGE_S
+            assert not recorder.report(pod, "A", "x" * 5000)
+            clock[0] += REPEAT_S
+            assert recorder.report(pod, "A", "x" * 5000)
+            await says(4)
+            # Another process of ours takes it up.
+            successor = Recorder(events, lambda: clock[0])
+            second = asyncio.create_task(successor.run())
+            assert successor.report(pod, "A", "three")
+            await says(6)
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(scene())
-    assert [len(message) for _, _, message, _ in written] == [3, 1024, 3]
-    assert written[0][3]["uid"] == "u"
+    (event,) = events.found.values()
+    assert event["message"] == "three"
+    assert event["involvedObject"]["uid"] == "u"
+    assert event["count"] == 6
+    assert events.calls == ["create", "patch", "create", "patch", "create", "patch"]
 
 
 # --- connection ---------------------------------------------------------------
