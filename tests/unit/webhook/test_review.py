@@ -14,9 +14,11 @@ from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
 from testbed.stack.placement.quota import UNBOUNDED, Amount
+from testbed.stack.placement.request import pod_request
 from testbed.stack.webhook.handler import Context, asking_namespace, review
 from testbed.stack.webhook.jsonpatch import difference
 from testbed.stack.webhook.server import answer_bytes, decoded
+from testbed.units import quantity
 
 CONFIG = DeviceConfig()
 GPU, MEM = names.RESOURCE_COUNT, names.RESOURCE_MEMORY
@@ -365,7 +367,7 @@ def test_w9_privileged_debug_container_of_a_gpu_pod_is_refused():
         container(limits={GPU: "1"}),
         schedulerName=names.SCHEDULER_NAME,
         nodeName="n1",
-        ephemeralContainers=[container("debugger", **PRIVILEGED)],
+        ephemeralContainers=[container("debugger", **copy.deepcopy(PRIVILEGED))],
     )
     more = {"operation": "UPDATE", "subResource": "ephemeralcontainers"}
     assert "'debugger' is privileged" in refused(found, **more)
@@ -481,3 +483,307 @@ def test_difference_applied_gives_the_new_document(old, new):
     patch = difference({"x": old}, {"x": new})
     after = apply_patch({"x": old}, patch)
     assert json.dumps(after, sort_keys=True) == json.dumps({"x": new}, sort_keys=True)
+
+
+# --- what follows from the configuration ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "fields", "ours"),
+    [
+        ("default-scheduler", {}, True),
+        ("default-scheduler", {"forceOverwriteDefaultScheduler": False}, False),
+        (names.SCHEDULER_NAME, {"forceOverwriteDefaultScheduler": False}, True),
+        ("other", {}, False),
+        ("other", {"forceOverwriteScheduler": True}, True),
+    ],
+)
+def test_whose_pods_are_taken(scheduler, fields, ours):
+    found = pod(container(limits={MEM: "5"}), schedulerName=scheduler)
+    after = admitted(found, DeviceConfig(**fields))
+    assert (after["spec"]["schedulerName"] == names.SCHEDULER_NAME) is ours
+    assert (after != found) is ours
+
+
+def test_runtime_class_is_set_where_there_is_none():
+    config = DeviceConfig(runtimeClassName="nvidia")
+    found = pod(container(limits={GPU: "1"}))
+    assert admitted(found, config)["spec"]["runtimeClassName"] == "nvidia"
+    found["spec"]["runtimeClassName"] = "own"
+    assert admitted(found, config)["spec"]["runtimeClassName"] == "own"
+    assert admitted(pod(container()), config) == pod(container())
+    assert "runtimeClassName" not in admitted(pod(container(limits={GPU: "1"})))["spec"]
+
+
+@pytest.mark.parametrize("policy", ["force", "disable"])
+def test_administrators_core_policy_becomes_environment(policy):
+    own = [{"name": names.ENV_CORE_POLICY, "value": "default"}]
+    found = pod(container(limits={GPU: "1"}, env=own), container("plain"))
+    after = admitted(found, DeviceConfig(gpuCorePolicy=policy))["spec"]["containers"]
+    assert after[0]["env"] == [{"name": names.ENV_CORE_POLICY, "value": policy}]
+    assert "env" not in after[1]
+
+
+def test_ignored_pod_that_names_our_scheduler_is_not_ignored():
+    """It would get a card: what no pod with a card may be holds for it as well."""
+    labels = {"name": "p", "labels": {names.WEBHOOK_LABEL: names.WEBHOOK_IGNORE}}
+    found = pod(
+        container(limits={GPU: "1"}, **PRIVILEGED),
+        metadata=labels,
+        schedulerName=names.SCHEDULER_NAME,
+    )
+    assert "is privileged" in refused(found)
+    found["spec"]["schedulerName"] = "default-scheduler"
+    assert admitted(found) == found
+
+
+# --- the library's variables ----------------------------------------------------------------
+
+LIBRARY = [
+    *names.ENV_LIBRARY,
+    names.ENV_VISIBLE,
+    *(f"{name}_{i}" for name in names.ENV_LIMITS for i in (0, 15)),
+]
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("form", [{"value": "1"}, {"valueFrom": {"fieldRef": {}}}, {}])
+def test_the_librarys_variables_are_taken_away(name, form):
+    mine = {"name": "MINE", "value": "1"}
+    found = pod(
+        container("gpu", limits={GPU: "1"}, env=[{"name": name, **form}, mine]),
+        container("plain", env=[{"name": name, **form}]),
+        init=[container("init", limits={GPU: "1"}, env=[{"name": name, **form}])],
+    )
+    after = admitted(found)["spec"]
+    assert after["containers"][0]["env"] == [mine]
+    assert after["initContainers"][0]["env"] == []
+    assert after["containers"][1] == found["spec"]["containers"][1]  # no library runs there
+    warnings = review(envelope(found), Context())["response"]["warnings"]
+    assert any(name in text and names.OWN_ENVIRONMENT_LABEL in text for text in warnings)
+    own = admitted(found, context=Context(own_environment=True))["spec"]
+    assert own["containers"][0]["env"] == found["spec"]["containers"][0]["env"]
+
+
+@pytest.mark.parametrize("value", ["force", "default", "FORCE"])
+def test_a_policy_that_lifts_no_limit_is_the_pods_own(value):
+    env = [{"name": names.ENV_CORE_POLICY, "value": value}]
+    after = admitted(pod(container(limits={GPU: "1"}, env=env)))["spec"]["containers"][0]
+    assert after["env"] == env
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MEMORY_LIMITS", "LD_PRELOAD",
+                                  "CUDA_DEVICE_SM_LIMIT_X", "cuda_disable_control"])  # fmt: skip
+def test_other_variables_stay(name):
+    env = [{"name": name, "value": "1"}]
+    after = admitted(pod(container(limits={GPU: "1"}, env=env)))["spec"]["containers"][0]
+    assert after["env"] == env
+
+
+# --- memory that no card has, quota ---------------------------------------------------------
+
+
+def test_bytes_that_are_meant_as_mib_are_warned_of():
+    found = pod(container(limits={GPU: "1", MEM: "512Mi"}))
+    (text,) = review(envelope(found), Context())["response"]["warnings"]
+    assert f"spec.containers[0].resources.limits[{MEM}]" in text and "write 512" in text
+    for usual in ("81920", "3k", "16Ki"):
+        answer = review(envelope(pod(container(limits={GPU: "1", MEM: usual}))), Context())
+        assert "warnings" not in answer["response"]
+
+
+@pytest.mark.parametrize(
+    ("apps", "inits", "sidecars", "mem", "cores"),
+    [
+        ([(1, 3000, 30)], [], [], 3000, 30),
+        ([(2, 3000, 30)], [], [], 6000, 60),
+        ([(1, 3000, 30), (1, 1000, 20)], [], [], 4000, 50),
+        ([(1, 1000, 10)], [(1, 9000, 5)], [], 9000, 10),
+        ([(1, 1000, 10)], [(1, 9000, 5), (1, 100, 90)], [], 9000, 90),
+        ([(1, 1000, 10)], [(1, 9000, 5)], [(1, 500, 10)], 9500, 20),
+    ],
+)
+def test_quota_counts_as_the_scheduler_does(apps, inits, sidecars, mem, cores):
+    def asking(name, triple, **more):
+        count, mib, pct = triple
+        return container(name, limits={GPU: str(count), MEM: str(mib), CORES: str(pct)}, **more)
+
+    found = pod(
+        *(asking(f"a{i}", triple) for i, triple in enumerate(apps)),
+        init=[
+            *(asking(f"s{i}", t, restartPolicy="Always") for i, t in enumerate(sidecars)),
+            *(asking(f"i{i}", t) for i, t in enumerate(inits)),
+        ],
+    )
+    admitted(found, context=Context(room=Amount(mem_mib=mem, core_pct=cores)))
+    admitted(found, context=Context(room=UNBOUNDED))
+    text = refused(found, context=Context(room=Amount(mem_mib=mem - 1)))
+    assert "exceeding resource quota of gpumem" in text and f"{mem:,} MiB" in text
+    text = refused(found, context=Context(room=Amount(core_pct=cores - 1)))
+    assert "exceeding resource quota of gpucores" in text
+
+
+def test_a_quota_of_nothing_forbids_and_a_share_of_a_card_is_left_to_the_scheduler():
+    none = Context(room=Amount(mem_mib=0))
+    assert "0 MiB left" in refused(pod(container(limits={MEM: "1"})), context=none)
+    admitted(pod(container(limits={PCT: "50"})), context=none)
+    admitted(pod(container()), context=none)
+    over = Context(room=Amount(mem_mib=-5))
+    assert "has 0 MiB left" in refused(pod(container(limits={MEM: "1"})), context=over)
+
+
+def test_quota_is_asked_for_only_where_it_matters():
+    asking, plain = pod(container(limits={MEM: "1"})), pod(container())
+    for found, more, namespace in (
+        (asking, {}, "ns"),
+        (asking, {"operation": "UPDATE"}, ""),
+        (asking, {"subResource": "binding"}, ""),
+        (plain, {}, ""),
+        ({}, {}, ""),
+        (None, {}, ""),
+    ):
+        assert asking_namespace(envelope(found, namespace="ns", **more), CONFIG) == namespace
+
+
+# --- what only the stack may write ----------------------------------------------------------
+
+WRITER = "system:serviceaccount:x:plugin"
+
+
+@pytest.mark.parametrize("part", ["annotations", "labels"])
+@pytest.mark.parametrize(
+    ("resource", "keys"),
+    [("pods", names.STACK_ANNOTATIONS), ("nodes", names.STACK_NODE_ANNOTATIONS)],
+)
+@pytest.mark.parametrize(("before", "after"), [(None, "x"), ("x", "y"), ("x", None), ("x", "")])
+def test_later_changes_are_the_stacks_alone(part, resource, keys, before, after):
+    def written(value, **more):
+        values = {"mine": "1", **more} | ({} if value is None else {key: value})
+        return {"metadata": {"name": "o", part: values}, "spec": {}}
+
+    for key in keys:
+        change = {
+            "operation": "UPDATE",
+            "resource": {"resource": resource},
+            "oldObject": written(before),
+        }
+        assert key in refused(written(after), **change)
+        admitted(written(before, theirs="2"), **change)
+        context = Context(writers=frozenset({WRITER}))
+        admitted(written(after), context=context, userInfo={"username": WRITER}, **change)
+        assert key in refused(
+            written(after), context=context, userInfo={"username": "kubernetes-admin"}, **change
+        )
+
+
+@pytest.mark.parametrize("resource", [{"resource": "pods"}, {"resource": "bindings"}])
+def test_binding_carries_no_forgery(resource):
+    binding = {"kind": "Binding", "metadata": {"name": "p"}, "target": {"name": "n"}}
+    more = {"resource": resource, "subResource": "binding"}
+    admitted(binding, **more)
+    binding["metadata"]["annotations"] = {names.POD_TO_ALLOCATE: "GPU-a,NVIDIA,1,1:;"}
+    assert names.POD_TO_ALLOCATE in refused(binding, **more)
+
+
+def test_new_node_loses_forged_cards():
+    node = {"metadata": {"name": "n", "annotations": {names.NODE_REGISTER: "[]", "mine": "1"}}}
+    after = admitted(node, resource={"resource": "nodes"})
+    assert after["metadata"]["annotations"] == {"mine": "1"}
+
+
+def test_another_vendors_promises_are_guarded_as_well():
+    config = DeviceConfig(vendors=("nvidia", "hygon"))
+    key = "hami.io/dcu-devices-to-allocate"
+    found = pod(container(), metadata={"name": "p", "annotations": {key: "x", "mine": "1"}})
+    assert admitted(found, config)["metadata"]["annotations"] == {"mine": "1"}
+    dcu = pod(container(limits={"hygon.com/dcumem": "4000"}))
+    after = admitted(dcu, config)
+    assert limits_of(after) == {"hygon.com/dcunum": "1", "hygon.com/dcumem": "4000"}
+    assert after["spec"]["schedulerName"] == names.SCHEDULER_NAME
+    whole = pod(container(limits={"hygon.com/dcunum": "1"}))
+    assert limits_of(admitted(whole, config))["hygon.com/dcucores"] == "100"
+
+
+# --- whatever a pod looks like ----------------------------------------------------------------
+
+quantities = (
+    st.sampled_from(["0", "1", "2", "3k", "16Ki", "16Gi", "100", "101", "-1", "1500m", "x", ""])
+    | st.integers(-2, 200)
+    | st.text(max_size=3)
+)
+amounts = st.dictionaries(
+    st.sampled_from([GPU, MEM, PCT, CORES, names.RESOURCE_PRIORITY, "cpu"]), quantities, max_size=4
+)
+members = st.fixed_dictionaries(
+    {"name": st.sampled_from(["a", "b"])},
+    optional={
+        "resources": st.fixed_dictionaries({}, optional={"limits": amounts, "requests": amounts}),
+        "restartPolicy": st.sampled_from(["Always", "Never"]),
+        "securityContext": st.fixed_dictionaries({"privileged": st.booleans() | st.none()}),
+        "env": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from([*LIBRARY, "MINE"])},
+                optional={"value": st.sampled_from(["0", "1", "disable", "force"])},
+            ),
+            max_size=3,
+        ),
+        "unknown": json_values,
+    },
+)
+pods = st.fixed_dictionaries(
+    {"metadata": st.fixed_dictionaries({"name": st.just("p")}, optional={
+        "annotations": st.dictionaries(
+            st.sampled_from([*names.STACK_ANNOTATIONS, "mine"]), st.just("x"), max_size=3),
+        "labels": st.dictionaries(
+            st.sampled_from([names.WEBHOOK_LABEL, names.POD_NODE]), st.just("ignore"), max_size=2),
+    }),
+     "spec": st.fixed_dictionaries(
+        {"containers": st.lists(members, min_size=1, max_size=2)},
+        optional={"initContainers": st.lists(members, max_size=2), "unknown": json_values,
+                  "schedulerName": st.sampled_from(
+                      ["other", "default-scheduler", names.SCHEDULER_NAME])})},
+)  # fmt: skip
+configs = st.builds(
+    DeviceConfig,
+    overwriteEnv=st.booleans(),
+    defaultGPUNum=st.integers(0, 2),
+    defaultMemory=st.sampled_from([0, 1000]),
+    defaultCores=st.sampled_from([0, 20]),
+    gpuCorePolicy=st.sampled_from(["default", "force", "disable"]),
+    runtimeClassName=st.sampled_from(["", "nvidia"]),
+    forceOverwriteDefaultScheduler=st.booleans(),
+    vendors=st.sampled_from([("nvidia",), ("nvidia", "hygon")]),
+)
+
+
+@given(pods, configs, st.booleans())
+def test_an_admitted_pod_is_accounted_and_admitted_again_as_it_is(found, config, own):
+    context = Context(config=config, own_environment=own)
+    response = review(envelope(found), context)["response"]
+    if not response["allowed"]:
+        assert response["status"]["message"]
+        return
+    patch = json.loads(base64.b64decode(response.get("patch", base64.b64encode(b"[]"))))
+    once = apply_patch(found, patch)
+    again = review(envelope(once), context)["response"]
+    assert again["allowed"] and "patch" not in again
+    for part in ("annotations", "labels"):
+        assert not set(once["metadata"].get(part, {})) & set(names.STACK_ANNOTATIONS)
+    assert once["spec"].get("unknown") == found["spec"].get("unknown")
+    if once["spec"].get("schedulerName") != names.SCHEDULER_NAME:
+        return
+    # Whoever is scheduled by us can be read, and what he typed is what he gets.
+    asked = pod_request(once, config)
+    members = [*once["spec"].get("initContainers", []), *once["spec"]["containers"]]
+    for member, request in zip(members, asked.containers, strict=True):
+        limits = member.get("resources", {}).get("limits", {})
+        counted = quantity(limits[GPU]) if GPU in limits else 0
+        assert request.count == counted
+        if request.count:
+            assert request.mem_mib or request.mem_pct
+            assert not any(c.get("securityContext", {}).get("privileged") is True for c in members)
+            if not own:
+                env = [item["name"] for item in member.get("env", [])]
+                assert names.ENV_DISABLE_CONTROL not in env and names.ENV_VISIBLE not in env
+        elif limits.get(MEM) is not None:
+            assert not quantity(limits[MEM])
