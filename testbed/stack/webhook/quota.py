@@ -12,11 +12,11 @@ from typing import Any
 
 from testbed.errors import CodecError, InputError
 from testbed.stack.config import DeviceConfig
-from testbed.stack.devices.vendor import read_shares, vendors
+from testbed.stack.devices.vendor import read_shares
 from testbed.stack.placement.effective import NOTHING, Charge, Kind, fold
-from testbed.stack.placement.quota import Amount, Quotas
+from testbed.stack.placement.quota import UNBOUNDED, Amount, Quotas
 from testbed.stack.placement.request import PodRequest, container_kinds, initialised
-from testbed.units import mib_text, whole
+from testbed.units import mib_text, quantity
 
 _TERMINAL = ("Succeeded", "Failed")
 
@@ -83,13 +83,18 @@ def room_of(
 
 
 def hard_of(quota: Mapping[str, Any], config: DeviceConfig) -> Amount:
-    """Return the bounds of a ResourceQuota; a value that is no whole number is none."""
-    hard = (quota.get("spec") or {}).get("hard") or {}
-    vendor = vendors(config)[0]
-    memory = _number(hard.get(f"limits.{vendor.memory}"))
+    """Return the bounds of a ResourceQuota, as the extender reads them.
+
+    One with scopes is for pods of a kind, and not ours.
+    """
+    spec = quota.get("spec") or {}
+    if spec.get("scopes") or spec.get("scopeSelector"):
+        return UNBOUNDED
+    hard = spec.get("hard") or {}
+    memory = _number(hard.get(f"limits.{config.resourceMemoryName}"))
     return Amount(
-        mem_mib=None if memory is None else memory * vendor.unit_mib,
-        core_pct=_number(hard.get(f"limits.{vendor.cores}")),
+        mem_mib=None if memory is None else memory * config.memoryFactor,
+        core_pct=_number(hard.get(f"limits.{config.resourceCoreName}")),
     )
 
 
@@ -112,7 +117,7 @@ def _number(text: object) -> int | None:
     if text is None:
         return None
     try:
-        return whole(str(text))
+        return int(quantity(str(text)))
     except InputError:
         return None
 
