@@ -19,14 +19,16 @@ from testbed.lab.deploy.values import StackValues
 _RBAC = "rbac.authorization.k8s.io"
 _READ = ("get", "list", "watch")
 
-#: The extender: pods and nodes by list and watch, one Binding a pod, a patch when a
-#: turn expires, events that say why a pod waits.
+#: The extender: pods, nodes and quotas by list and watch, one Binding a pod, a patch when
+#: a turn expires, evictions for pods of a higher priority, events that say why a pod waits.
 _EXTENDER_RULES = (
-    ("", ("pods", "nodes"), _READ),
-    ("", ("pods/binding",), ("create",)),
+    ("", ("pods", "nodes", "resourcequotas"), _READ),
+    ("", ("pods/binding", "pods/eviction"), ("create",)),
     ("", ("pods",), ("patch",)),
-    ("", ("events",), ("create",)),
+    ("", ("events",), ("create", "patch")),
 )
+#: HAMi's lock is an annotation of the node.
+_LOCK_RULES = (("", ("nodes",), ("patch",)),)
 #: Plugin and monitor care for the pods of their node only. RBAC cannot say so (a field
 #: selector is no part of a rule), so they may read all.
 _PLUGIN_RULES = (
@@ -75,7 +77,12 @@ def rbac(values: StackValues) -> list[Object]:
             "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": lease},
             "subjects": [_subject(values, SCHEDULER)],
         },
-        *_granted(values, EXTENDER, _EXTENDER_RULES, SCHEDULER),
+        *_granted(
+            values,
+            EXTENDER,
+            (*_EXTENDER_RULES, *(_LOCK_RULES if values.config.nodeLock else ())),
+            SCHEDULER,
+        ),
         *_granted(values, PLUGIN, _PLUGIN_RULES, PLUGIN),
         *_granted(values, MONITOR, _MONITOR_RULES, MONITOR),
         *_granted(values, WEBHOOK, _WEBHOOK_RULES, WEBHOOK),

@@ -32,6 +32,7 @@ from testbed.lab.deploy.common import (
 )
 from testbed.lab.deploy.values import StackValues
 from testbed.stack import names
+from testbed.stack.devices.vendor import resource_names
 
 #: Where the official image has it too.
 KUBE_SCHEDULER = "/usr/local/bin/kube-scheduler"
@@ -66,6 +67,7 @@ def scheduler_configuration(values: StackValues) -> Object:
                 "urlPrefix": f"https://127.0.0.1:{names.PORT_EXTENDER}",
                 "filterVerb": "filter",
                 "bindVerb": "bind",
+                "preemptVerb": "preempt",
                 "weight": 1,
                 "enableHTTPS": True,
                 "tlsConfig": {
@@ -83,13 +85,7 @@ def scheduler_configuration(values: StackValues) -> Object:
                     # ones beside it (NodeResourcesFit, isSchedulableAfterNodeChange). The
                     # extender leaves out nodes whose kubelet offers no card.
                     {"name": name, "ignoredByScheduler": True}
-                    for name in (
-                        config.resourceCountName,
-                        config.resourceMemoryName,
-                        config.resourceMemoryPercentageName,
-                        config.resourceCoreName,
-                        config.resourcePriorityName,
-                    )
+                    for name in resource_names(config)
                 ],
             }
         ],
@@ -112,8 +108,9 @@ def scheduler(values: StackValues, *, config_digest: str, certificates_digest: s
             "kind": "Deployment",
             "metadata": meta(SCHEDULER, values, app=SCHEDULER),
             "spec": {
-                "replicas": 1,
-                # Never two: each would promise the same cards from its own ledger.
+                # The extender beside the scheduler that holds the lease promises; another
+                # replica follows the cluster and takes over within the lease's time.
+                "replicas": values.scheduler_replicas,
                 "strategy": {"type": "Recreate"},
                 "selector": {"matchLabels": labels},
                 "template": {
@@ -157,6 +154,7 @@ def _extender(values: StackValues) -> Object:
             f"--key={CERTIFICATES_FOLDER}/{KEY_KEY}",
             f"--client-ca={CERTIFICATES_FOLDER}/{CA_KEY}",
             f"--client-name={SCHEDULER_CN}",
+            f"--lease={values.namespace}/{SCHEDULER}",
             f"--observe-port={port}",
         ),
         "env": [

@@ -43,6 +43,7 @@ class StackValues:
             runtime class ``nvidia``.
         node_selector: Nodes that carry plugin and monitor; empty for all.
         log_verbosity: kube-scheduler's ``-v``.
+        scheduler_replicas: Pods of scheduler and extender; one of them works.
     """
 
     namespace: str = names.NAMESPACE
@@ -53,6 +54,7 @@ class StackValues:
     gpu_access: GpuAccess = "none"
     node_selector: Mapping[str, str] = field(default_factory=dict)
     log_verbosity: int = 2
+    scheduler_replicas: int = 1
 
     def __post_init__(self) -> None:
         for what, text in (
