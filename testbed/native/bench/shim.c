@@ -1,0 +1,315 @@
+/* What a library between program and driver costs and holds (testbed bench shim).
+ *
+ *   vgpu-bench-shim tenant NS deep|sync       kernels of NS until it is killed, or stdin ends
+ *   vgpu-bench-shim launch BATCHES CALLS NS PAUSE_US   ns a launch, a line a batch
+ *   vgpu-bench-shim memory BATCHES CALLS BYTES         ns an allocation and ns a release, likewise
+ *   vgpu-bench-shim race PROCESSES ROUNDS CAP CONTEXT  rounds, how many of them passed CAP bytes,
+ *                                                      the most that was granted, its refusals
+ *
+ * The driver is found as a program that is linked to it would find it, whatever is preloaded
+ * first; it prints nothing else. A tenant prints "ready", and begins at a line on stdin.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Text of the emulated driver's own; a real one refuses it. */
+static const char image[] = "VGPU-EMULATED-KERNELS 1\nvgpu_bench_spin spin\n";
+static const char kernel_name[] = "vgpu_bench_spin";
+
+#define GRANULE (2ull << 20)
+/* Of a racing process: blocks a round at most, and granules of the largest. */
+#define BLOCKS 4
+#define LARGEST 32
+/* Every so many rounds one of the processes makes a context instead. */
+#define CONTEXT_EVERY 8
+#define MOST_PROCESSES 64
+
+static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        unsigned, void *, void **, void **);
+static int (*cu_synchronize)(void);
+static int (*cu_set)(void *);
+static int (*cu_allocate)(unsigned long long *, size_t);
+static int (*cu_release)(unsigned long long);
+static void *context;
+
+static void fail(const char *what, int code)
+{
+    fprintf(stderr, "%s: error %d\n", what, code);
+    exit(2);
+}
+
+#define MUST(call)                                                                         \
+    do {                                                                                   \
+        int code_ = (call);                                                                \
+        if (code_ != 0)                                                                    \
+            fail(#call, code_);                                                            \
+    } while (0)
+
+/* Stores the address of `name` in a typed function pointer: the first in the global scope, so
+ * that a preloaded library's own comes before the driver's. */
+static void find(const char *name, void *function)
+{
+    void *symbol = dlsym(RTLD_DEFAULT, name);
+    if (symbol == NULL) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(2);
+    }
+    memcpy(function, &symbol, sizeof symbol);
+}
+
+static double now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+static void *driver_kernel(void)
+{
+    int (*init)(unsigned), (*retain)(void **, int);
+    int (*load)(void **, const void *), (*get)(void **, void *, const char *);
+    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == NULL) {
+        fprintf(stderr, "%s\n", dlerror());
+        exit(2);
+    }
+    find("cuInit", &init);
+    find("cuDevicePrimaryCtxRetain", &retain);
+    find("cuCtxSetCurrent", &cu_set);
+    find("cuModuleLoadData", &load);
+    find("cuModuleGetFunction", &get);
+    find("cuLaunchKernel", &cu_launch);
+    find("cuCtxSynchronize", &cu_synchronize);
+    find("cuMemAlloc_v2", &cu_allocate);
+    find("cuMemFree_v2", &cu_release);
+    void *module = NULL, *kernel = NULL;
+    MUST(init(0));
+    MUST(retain(&context, 0));
+    MUST(cu_set(context));
+    MUST(load(&module, image));
+    MUST(get(&kernel, module, kernel_name));
+    return kernel;
+}
+
+static uint64_t duration_ns;
+static void *parameters[] = {&duration_ns};
+
+static int launch(void *kernel)
+{
+    return cu_launch(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL);
+}
+
+/* --- a tenant ---------------------------------------------------------------------------- */
+
+static int synchronised;
+
+static void *work(void *kernel)
+{
+    MUST(cu_set(context));
+    for (;;) {
+        MUST(launch(kernel));
+        if (synchronised)
+            MUST(cu_synchronize());
+    }
+    return NULL;
+}
+
+static int tenant(const char *ns, const char *pattern)
+{
+    duration_ns = strtoull(ns, NULL, 10);
+    synchronised = strcmp(pattern, "sync") == 0;
+    if (!synchronised && strcmp(pattern, "deep") != 0)
+        return 1;
+    void *kernel = driver_kernel();
+    puts("ready");
+    fflush(stdout);
+    char line[16];
+    pthread_t worker;
+    if (fgets(line, sizeof line, stdin) == NULL)
+        return 0;
+    if (pthread_create(&worker, NULL, work, kernel) != 0)
+        fail("thread", 0);
+    while (fgets(line, sizeof line, stdin) != NULL)
+        ;
+    _exit(0); /* what is queued is nobody's any more */
+}
+
+/* --- the cost of calls ------------------------------------------------------------------- */
+
+static void bench_launch(long batches, long calls, uint64_t ns, unsigned pause_us)
+{
+    void *kernel = driver_kernel();
+    struct timespec pause = {pause_us / 1000000, pause_us % 1000000 * 1000};
+    duration_ns = ns;
+    for (long batch = 0; batch < batches; batch++) {
+        double start = now_ns();
+        for (long i = 0; i < calls; i++)
+            MUST(launch(kernel));
+        double took = now_ns() - start;
+        MUST(cu_synchronize());
+        printf("%.1f\n", took / (double)calls);
+        nanosleep(&pause, NULL);
+    }
+}
+
+static void bench_memory(long batches, long calls, size_t bytes)
+{
+    driver_kernel();
+    unsigned long long *pointers = calloc((size_t)calls, sizeof *pointers);
+    if (pointers == NULL)
+        fail("memory", 0);
+    for (long batch = 0; batch < batches; batch++) {
+        double start = now_ns();
+        for (long i = 0; i < calls; i++)
+            MUST(cu_allocate(&pointers[i], bytes));
+        double between = now_ns();
+        for (long i = 0; i < calls; i++)
+            MUST(cu_release(pointers[i]));
+        double end = now_ns();
+        printf("%.1f %.1f\n", (between - start) / (double)calls, (end - between) / (double)calls);
+    }
+    free(pointers);
+}
+
+/* --- the race for the cap ---------------------------------------------------------------- */
+
+struct race {
+    pthread_barrier_t barrier;
+    /* What the driver has granted in this round; nothing is released before it was judged. */
+    _Atomic uint64_t granted;
+    _Atomic uint64_t refused;
+    uint64_t base, cap, context_bytes, most, passed;
+};
+
+static int (*cu_create)(void **, unsigned, int);
+static int (*cu_destroy)(void *);
+
+static void meet(struct race *race)
+{
+    int code = pthread_barrier_wait(&race->barrier);
+    if (code != 0 && code != PTHREAD_BARRIER_SERIAL_THREAD)
+        fail("barrier", code);
+}
+
+static void count(struct race *race, int code, uint64_t bytes)
+{
+    if (code == 0)
+        atomic_fetch_add(&race->granted, bytes);
+    else if (code == 2)
+        atomic_fetch_add(&race->refused, 1);
+    else
+        fail("allocation", code);
+}
+
+static void racer(struct race *race, long number, long processes, long rounds)
+{
+    driver_kernel();
+    find("cuCtxCreate_v2", &cu_create);
+    find("cuCtxDestroy_v2", &cu_destroy);
+    uint32_t noise = 2463534242u + (uint32_t)number;
+    for (long round = 0; round < rounds; round++) {
+        unsigned long long held[BLOCKS];
+        int blocks = 0;
+        void *more = NULL;
+        meet(race);
+        if (round % CONTEXT_EVERY == 0 && round / CONTEXT_EVERY % processes == number) {
+            count(race, cu_create(&more, 0, 0), race->context_bytes);
+        } else {
+            for (int i = 0; i < BLOCKS; i++) {
+                noise ^= noise << 13, noise ^= noise >> 17, noise ^= noise << 5;
+                uint64_t bytes = (1 + noise % LARGEST) * GRANULE;
+                int code = cu_allocate(&held[blocks], bytes);
+                blocks += code == 0;
+                count(race, code, bytes);
+            }
+        }
+        meet(race);
+        if (number == 0) {
+            uint64_t used = race->base + atomic_load(&race->granted);
+            race->most = used > race->most ? used : race->most;
+            race->passed += used > race->cap;
+            atomic_store(&race->granted, 0);
+        }
+        while (blocks > 0)
+            MUST(cu_release(held[--blocks]));
+        if (more != NULL) {
+            MUST(cu_destroy(more));
+            MUST(cu_set(context));
+        }
+        meet(race);
+    }
+}
+
+static int bench_race(long processes, long rounds, uint64_t cap, uint64_t context_bytes)
+{
+    struct race *race = mmap(NULL, sizeof *race, PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_barrierattr_t shared;
+    if (race == MAP_FAILED || processes < 1 || processes > MOST_PROCESSES)
+        fail("race", 0);
+    MUST(pthread_barrierattr_init(&shared));
+    MUST(pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED));
+    MUST(pthread_barrier_init(&race->barrier, &shared, (unsigned)processes));
+    race->cap = cap;
+    race->context_bytes = context_bytes;
+    race->base = (uint64_t)processes * context_bytes;
+    pid_t parent = getpid(), pids[MOST_PROCESSES];
+    for (long i = 0; i < processes; i++) {
+        pids[i] = fork();
+        if (pids[i] < 0)
+            fail("fork", 0);
+        if (pids[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent)
+                _exit(2);
+            racer(race, i, processes, rounds);
+            _exit(0);
+        }
+    }
+    for (long left = processes; left > 0; left--) {
+        int status = 0;
+        if (wait(&status) < 0 || status != 0) {
+            /* The others would wait for it for ever. */
+            for (long i = 0; i < processes; i++)
+                kill(pids[i], SIGKILL);
+            fprintf(stderr, "a racing process ended early (%d)\n", status);
+            return 2;
+        }
+    }
+    printf("%ld %llu %llu %llu\n", rounds, (unsigned long long)race->passed,
+           (unsigned long long)race->most, (unsigned long long)atomic_load(&race->refused));
+    return 0;
+}
+
+int main(int count, char **arguments)
+{
+    const char *what = count > 3 ? arguments[1] : "";
+    if (strcmp(what, "tenant") == 0 && count == 4) {
+        int code = tenant(arguments[2], arguments[3]);
+        if (code == 0)
+            return 0;
+    } else if (strcmp(what, "launch") == 0 && count == 6) {
+        bench_launch(atol(arguments[2]), atol(arguments[3]), strtoull(arguments[4], NULL, 10),
+                     (unsigned)atol(arguments[5]));
+        return 0;
+    } else if (strcmp(what, "memory") == 0 && count == 5) {
+        bench_memory(atol(arguments[2]), atol(arguments[3]), strtoull(arguments[4], NULL, 10));
+        return 0;
+    } else if (strcmp(what, "race") == 0 && count == 6) {
+        return bench_race(atol(arguments[2]), atol(arguments[3]),
+                          strtoull(arguments[4], NULL, 10), strtoull(arguments[5], NULL, 10));
+    }
+    fprintf(stderr, "usage: vgpu-bench-shim tenant NS deep|sync | launch BATCHES CALLS NS PAUSE_US | "
+                    "memory BATCHES CALLS BYTES | race PROCESSES ROUNDS CAP CONTEXT\n");
+    return 2;
+}
