@@ -49,6 +49,7 @@ from testbed.lab.scenario.record import (
     write_json,
 )
 from testbed.lab.scenario.run import finish
+from testbed.lab.scenario.submission import submit
 from testbed.lab.scenario.trial import run_trial
 from testbed.lab.session import Session
 from testbed.lab.shown import Picture, Table, checks_table, overview, rows_table
@@ -119,6 +120,9 @@ class Experiment:
 
     def plan(self) -> Table:
         """Show which pods will run."""
+        rows_of = getattr(self._question, "rows", None)
+        if rows_of is not None:
+            return rows_table(*rows_of(self._parameters))
         plans = self._question.plan(self._parameters)
         members = [(plan, container) for plan in plans for container in plan.containers]
         keys = sorted({key for _, container in members for key in container.limits})
@@ -137,7 +141,7 @@ class Experiment:
         """Run the pods with the limiter and judge them."""
         self._trial = self._control_trial = self._control = None
         self._checks = ()
-        with self._alone(), self._progress.step("pods with the limiter") as step:
+        with self._alone(), self._progress.step(self._steps()[0]) as step:
             trial = self._trial = self._one_trial("on", step, previous=None)
         self._checks = self._question.checks(self._parameters, trial)
         return self._overview(self._checks)
@@ -148,8 +152,8 @@ class Experiment:
         self._control_trial = self._control = None
         with (
             self._alone(),
-            enforcement(self._testbed.kube, "off", self._progress),
-            self._progress.step("control: the same pods without the limiter") as step,
+            self._unlimited(),
+            self._progress.step(self._steps()[1]) as step,
         ):
             trial = self._control_trial = self._one_trial("off", step, previous=previous)
         self._control = self._question.control(self._parameters, trial)
@@ -206,6 +210,16 @@ class Experiment:
         if self._trial is None:
             raise InputError("the pods have not run yet", hint="call experiment.run() first")
         return self._trial
+
+    def _steps(self) -> tuple[str, str]:
+        usual = ("pods with the limiter", "control: the same pods without the limiter")
+        return getattr(self._question, "steps", usual)
+
+    def _unlimited(self) -> contextlib.AbstractContextManager[object]:
+        """What makes a control of a run: pods that only are submitted need no library."""
+        if hasattr(self._question, "submissions"):
+            return contextlib.nullcontext()
+        return enforcement(self._testbed.kube, "off", self._progress)
 
     def _meanings(self) -> dict[str, str]:
         return dict(getattr(self._question, "meanings", {}))
@@ -295,6 +309,15 @@ class Experiment:
 
     def _one_trial(self, mode: str, step: Any, previous: Trial | None) -> Trial:
         kube = self._testbed.kube
+        submissions = getattr(self._question, "submissions", None)
+        if submissions is not None:
+            return submit(
+                kube,
+                submissions(self._parameters),
+                quota=self._question.quota(self._parameters),  # type: ignore[attr-defined]
+                asked=mode == "on",
+                step=step,
+            )
         namespace = f"trial-{uuid.uuid4().hex[:8]}"
         plans = self._question.plan(self._parameters)
         manifests = []
