@@ -6,6 +6,7 @@ import typer
 
 from testbed.cli.bench import app as bench
 from testbed.cli.bench_cluster import cluster as bench_cluster
+from testbed.cli.bench_extender import extender as bench_extender
 from testbed.cli.bundle import bundle
 from testbed.cli.card import app as card
 from testbed.cli.cases import list_cases
@@ -49,6 +50,7 @@ app.command(rich_help_panel=_LOOK)(bundle)
 
 app.add_typer(card, name="card", rich_help_panel=_MACHINE)
 bench.command(name="cluster")(bench_cluster)
+bench.command(name="extender")(bench_extender)
 app.add_typer(bench, name="bench", rich_help_panel=_MACHINE)
 app.command(rich_help_panel=_MACHINE)(doctor)
 app.command(rich_help_panel=_MACHINE)(prepare)
