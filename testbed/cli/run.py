@@ -117,6 +117,8 @@ def run(
                         began=_announce(len(cases), repeat),
                         reproduce=command_for(cases, repeat, {"cards": cards, "nodes": nodes}),
                     )
+                    if report.verdict == "error":
+                        _tell_problems(testbed)
                     if report.verdict in ("error", "fail"):
                         evidence = testbed.bundle(folder / "bundle")
             except KeyboardInterrupt:
@@ -149,6 +151,12 @@ def _ready(
     testbed.ensure(wish or (default if before == "absent" else None), progress)
     for note in testbed.cluster.status().notes:
         print(f"note: {note}", file=sys.stderr, flush=True)
+
+
+def _tell_problems(testbed: Testbed) -> None:
+    """Say what is wrong with the testbed under a case that came to no verdict."""
+    for problem in testbed.cluster.status().problems:
+        print(f"problem: {problem}", file=sys.stderr, flush=True)
 
 
 def _check_cards(testbed: Testbed, cases: tuple[Case, ...], needed: int) -> None:

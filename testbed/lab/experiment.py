@@ -20,6 +20,7 @@ from testbed.errors import CheckFailed, InputError, TestbedError
 from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
 from testbed.lab.deploy import enforcement
 from testbed.lab.host import host
+from testbed.lab.kubetypes import Unreachable
 from testbed.lab.report import facts
 from testbed.lab.report.chart import Chart
 from testbed.lab.report.files import CHART, FILES, RECORD, assembled, encoded, write_all, write_text
@@ -349,8 +350,11 @@ class Experiment:
                 found = self._testbed.bundle(self._run_folder / f"bundle-{mode}")
                 if isinstance(error, TestbedError):
                     error.artifacts = error.artifacts or found
-            with contextlib.suppress(TestbedError):  # the cause is the error above
-                self._remove(namespace, plans)
+            # A server that was silent for a minute is not asked for another: the next trial
+            # tidies up. Else the cause is the error above, whatever comes of the removing.
+            if not isinstance(error, Unreachable):
+                with contextlib.suppress(TestbedError):
+                    self._remove(namespace, plans)
             raise
         self._remove(namespace, plans)
         return trial

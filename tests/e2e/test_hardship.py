@@ -189,6 +189,7 @@ def test_a_disk_that_fills_while_a_run_goes_on(owner, disk):
     code = run.end(END_S)
     assert code in (0, 2) and "Traceback" not in run.err, run.err
     if code == 2:
+        assert "there is no room left" in run.err
         check_bundle(run)
     assert owner.do("down").code == 0
     assert traces.alive(owner.name, owner.home, but=small.pids) == []

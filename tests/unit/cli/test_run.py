@@ -33,7 +33,10 @@ class FakeTestbed:
     def status(self):
         nodes = (NodeStatus(name="n1", ready=True, cards=("GPU",) * self.cards),)
         return SimpleNamespace(
-            state=self.state, nodes=nodes if self.state == "up" else (), notes=("a note",)
+            state=self.state,
+            nodes=nodes if self.state == "up" else (),
+            notes=("a note",),
+            problems=("a problem",),
         )
 
     @contextmanager
@@ -123,6 +126,7 @@ def test_the_verdict_is_the_exit_status(world, tmp_path, verdict, code):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("bundle ") is (verdict != "pass")
     assert ("bundle " in done.stderr) is (verdict != "pass")
+    assert ("problem: a problem" in done.stderr) is (verdict == "error")
 
 
 def test_patterns_are_joined_and_each_case_runs_once_a_round(world, tmp_path):

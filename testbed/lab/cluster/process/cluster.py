@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from testbed.card.spec import cards_text
-from testbed.errors import ClusterError, InputError
+from testbed.errors import FULL_HINT, ClusterError, InputError
 from testbed.lab.cluster.process import (
     files,
     identity,
@@ -30,6 +32,8 @@ from testbed.lab.images.model import Image
 from testbed.stack import names
 
 _IMPORT_S = 300.0
+#: With less, etcd and kubelet end, or do so soon.
+_ROOM_BYTES = 16 << 20
 
 
 class ProcessCluster:
@@ -119,6 +123,9 @@ class ProcessCluster:
         )
         problems += [f"{each.name} is not Ready" for each in nodes if not each.ready]
         problems += [what for what, _ in watch.failures(self._folders, 3)]
+        with contextlib.suppress(OSError):  # taken down meanwhile
+            if shutil.disk_usage(self._folders.top).free < _ROOM_BYTES:
+                problems.append(f"there is no room left at {self._folders.top}: {FULL_HINT}")
         return ClusterStatus(
             name=self.name,
             provider=self.provider,
