@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import Any
 
@@ -13,6 +14,8 @@ _SECRET = re.compile(
     rb"|(?<=(?i:bearer ))[\w.~+/-]{16,}=*",
     re.DOTALL,
 )
+#: What begins like a key or a certificate, in base64, as Secrets and kubeconfigs hold them.
+_ENCODED = re.compile(rb"LS0tLS1CRUdJTi[A-Za-z0-9+/]+=*")
 #: Names of variables and keys whose value nobody else should read.
 _NAMED = re.compile(r"token|passw|secret|credential|private|api.?key|access.?key", re.IGNORECASE)
 #: Objects as somebody typed them, with everything that is cut elsewhere.
@@ -21,7 +24,13 @@ _COPIES = ("kubectl.kubernetes.io/last-applied-configuration",)
 
 def redact(text: bytes) -> bytes:
     """Return a text without tokens and keys."""
-    return _SECRET.sub(CUT.encode(), text)
+    return _ENCODED.sub(_without_key, _SECRET.sub(CUT.encode(), text))
+
+
+def _without_key(found: re.Match[bytes]) -> bytes:
+    text = found[0]
+    whole = base64.b64decode(text[: len(text) // 4 * 4])
+    return CUT.encode() if b"PRIVATE KEY" in whole else text
 
 
 def redacted(value: Any) -> Any:

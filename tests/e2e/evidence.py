@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 
@@ -11,9 +12,9 @@ SECRETS = (
     rb"eyJ[\w-]{8,}\.[\w-]{8,}\.",
     rb"client-key-data",
     rb"(?i:bearer) [\w.~+/-]{16,}",
-    # A key in base64, as Secrets hold it ("-----BEGIN" of a key of any kind).
-    rb"LS0tLS1CRUdJTiB[A-Za-z0-9+/]{0,40}UFJJVkFURSBLRV",
 )
+#: "-----BEGIN" in base64, as Secrets and kubeconfigs hold keys and certificates.
+ENCODED = rb"LS0tLS1CRUdJTi[A-Za-z0-9+/]+"
 
 
 def bundle_of(text: str) -> Path:
@@ -36,6 +37,9 @@ def secrets_in(folder: Path) -> list[str]:
             continue
         data = path.read_bytes()
         found += [f"{path}: {each!r}" for each in SECRETS if re.search(each, data)]
+        for each in re.findall(ENCODED, data):
+            if b"PRIVATE KEY" in base64.b64decode(each[: len(each) // 4 * 4]):
+                found.append(f"{path}: a key in base64")
     return found
 
 

@@ -49,13 +49,19 @@ class Traces:
     sysctls: tuple[str, ...]
 
 
-def listing(name: str, home: Path) -> Traces:
-    """Return what there is now of a testbed and its owner's folders."""
+def listing(name: str, home: Path, *, network: tuple[str, ...] = ()) -> Traces:
+    """Return what there is now of a testbed and its owner's folders.
+
+    Args:
+        name: The testbed's.
+        home: The folder that holds the owner's.
+        network: Command that runs another in the network that is looked at; ours.
+    """
     return Traces(
         processes=tuple(sorted(f"{each.pid} {' '.join(each.argv)}" for each in alive(name, home))),
         mounts=tuple(sorted(_mounts(home))),
-        links=tuple(sorted(_links())),
-        nft=_rules(),
+        links=tuple(sorted(_links(network))),
+        nft=_rules(network),
         files=tuple(sorted(str(path) for path in home.rglob("*"))),
         names=tuple(sorted(_names(name))),
         sysctls=tuple((Path("/proc/sys") / each).read_text() for each in SYSCTLS),
@@ -158,15 +164,17 @@ def _mounts(home: Path) -> list[str]:
     return [line for line in lines if " /tmp/" not in line or str(home) in line]
 
 
-def _links() -> list[str]:
-    shown = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True)
+def _links(network: tuple[str, ...]) -> list[str]:
+    command = [*network, "ip", "-o", "link"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
     return [line.split(":")[1].strip() for line in shown.stdout.splitlines()]
 
 
-def _rules() -> str:
+def _rules(network: tuple[str, ...]) -> str:
     """Return the nftables rules; nothing where there is no nft or no right to ask."""
     try:
-        shown = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True)
+        command = [*network, "nft", "list", "ruleset"]
+        shown = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
         return ""
     return re.sub(r"counter packets \d+ bytes \d+", "counter", shown.stdout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from testbed.lab.redact import redact, redacted
@@ -51,3 +53,15 @@ def test_data_that_is_named_so():
     assert redacted({"data": {"password": "x", "config.yaml": f"a: {TOKEN}"}}) == {
         "data": {"password": "[redacted]", "config.yaml": "a: [redacted]"}
     }
+
+
+def test_a_key_in_base64_goes_and_a_certificate_stays() -> None:
+    def encoded(kind: str) -> bytes:
+        text = f"-----BEGIN {kind}-----\nMIIB\n-----END {kind}-----\n"
+        return base64.b64encode(text.encode())
+
+    for kind in ("PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"):
+        text = b"client-key-data: " + encoded(kind) + b"\n"
+        assert redact(text) == b"client-key-data: [redacted]\n"
+    kept = b"certificate-authority-data: " + encoded("CERTIFICATE") + b"\n"
+    assert redact(kept) == kept
