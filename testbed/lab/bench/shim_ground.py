@@ -1,0 +1,231 @@
+"""Where ``testbed bench shim`` takes place: a card, containers on it, their feedback.
+
+All of it is thrown away: a driver root, regions and card pages as the device plugin makes
+them, and a small process that writes NVML's samples into the regions as the monitor does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.card.spec import CardSpec
+from testbed.errors import TestbedError
+from testbed.lab import shell
+from testbed.lab.bench import feeder
+from testbed.lab.bench.shim_rows import Run, Shares, shares_between
+from testbed.lab.cluster.protocol import Progress
+from testbed.native import artifacts, card, page
+from testbed.native.region import Policy, RegionConstant, RegionDevice, make_region
+from testbed.stack import names
+from testbed.stack.codec.environment import container_environment, region_name
+from testbed.stack.model import Share
+from testbed.stack.monitor.regions import region_path
+from testbed.units import MIB
+
+PROGRAM = "vgpu-bench-shim"
+#: From when tenants begin until shares are measured, s: alone, and beside a neighbour.
+SETTLE_S = {1: 1.0, 2: 3.0}
+_ANSWER_S = 30.0
+#: A look at the book that took longer than this is made again: its time is not known well.
+_LOOK_NS = 2_000_000
+
+
+@dataclass(slots=True)
+class Ground:
+    """A card, and what is needed to run tenants on it.
+
+    Attributes:
+        root: The driver root.
+        uuid: The card's.
+        library: What is put between the tenants and the driver.
+    """
+
+    root: Path
+    folder: Path
+    uuid: str
+    library: Path
+    program: Path
+    feeder: subprocess.Popen[str]
+    _made: int = 0
+
+    @property
+    def description(self) -> card.CardDescription:
+        return self._state().description
+
+    def _state(self) -> card.CardState:
+        return card.read(self.root / "cards" / self.uuid / "state")
+
+    def lapped(self) -> int:
+        """Return how often the card's time had to be interpolated."""
+        return self._state().lapped
+
+    def variables(self, *, limit_pct: int | None, mem_mib: int = 0) -> tuple[str, dict[str, str]]:
+        """Make a container; return its pod's uid and a process's whole environment.
+
+        Args:
+            limit_pct: Its share, 0 for none; None for a process without the library.
+            mem_mib: Its memory, 0 for all.
+        """
+        self._made += 1
+        uid = f"bench-{self._made}"
+        environ = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LD_LIBRARY_PATH": str(self.root / "driver"),
+            "VGPU_EMU_LOG": "error",
+        }
+        if limit_pct is None:
+            return uid, environ
+        region = region_path(self.folder, (uid, feeder.CONTAINER))
+        region.parent.mkdir(parents=True)
+        device = RegionDevice(
+            uuid=self.uuid, memory_limit_bytes=mem_mib * MIB, sm_limit_pct=limit_pct
+        )
+        make_region(
+            region.parent,
+            region_name(uid, feeder.CONTAINER),
+            RegionConstant(
+                devices=(device,),
+                pod_uid=uid,
+                pod_name=uid,
+                container_name=feeder.CONTAINER,
+                policy=Policy.FORCE,
+            ),
+        )
+        # What the plugin sets, for a library that reads no region of ours.
+        share = Share(uuid=self.uuid, mem_mib=mem_mib, core_pct=limit_pct)
+        environ |= container_environment((share,), cache_uuid="", core_policy="force")
+        environ[names.ENV_SHARED_CACHE] = str(region)
+        environ[names.ENV_PAGE_FOLDER] = str(self.folder / "pages")
+        environ["LD_PRELOAD"] = str(self.library)
+        return uid, environ
+
+    def run(self, run: Run, *, seconds: float, library: bool) -> Shares:
+        """Run tenants together and return what the card granted to each.
+
+        Raises:
+            TestbedError: one of them ended.
+        """
+        with contextlib.ExitStack() as ending:
+            tenants = []
+            for limit in run.limits:
+                uid, environ = self.variables(limit_pct=limit if library else None)
+                tenant = ending.enter_context(_tenant(self._command(run), environ))
+                tenants.append((uid, tenant))
+            self._tell({tenant.pid: uid for uid, tenant in tenants} if library else {})
+            for _, tenant in tenants:
+                _write(tenant, "go\n")
+            time.sleep(SETTLE_S[len(tenants)] if library else 0.5)
+            looks = [self._look()]
+            for second in range(1, max(1, round(seconds)) + 1):
+                time.sleep(max(0.0, looks[0][0] / 1e9 + second - time.monotonic()))
+                looks.append(self._look())
+            for _, tenant in tenants:
+                if tenant.poll() is not None:
+                    _, told = tenant.communicate(timeout=_ANSWER_S)
+                    raise TestbedError("a tenant of the benchmark ended early", why=told.strip())
+            return shares_between(looks, [tenant.pid for _, tenant in tenants])
+
+    def _command(self, run: Run) -> list[str]:
+        pattern = "sync" if run.sync else "deep"
+        return [str(self.program), "tenant", str(run.kernel_us * 1000), pattern]
+
+    def _tell(self, tenants: Mapping[int, str]) -> None:
+        _write(self.feeder, json.dumps(tenants) + "\n")
+        if _line(self.feeder) != "taken":
+            _, told = self.feeder.communicate(timeout=_ANSWER_S)
+            raise TestbedError("the feeder of the benchmark ended", why=told.strip()[-500:])
+
+    def _look(self) -> tuple[int, dict[int, int]]:
+        """Return device time by pid, ns, and when that was (CLOCK_MONOTONIC, ns)."""
+        for _ in range(20):
+            before = time.monotonic_ns()
+            busy = {slot.pid: slot.busy_ns for slot in self._state().slots}
+            after = time.monotonic_ns()
+            if after - before < _LOOK_NS:
+                break
+        return after, busy
+
+
+@contextlib.contextmanager
+def ground(progress: Progress, *, library: Path, clock: str) -> Iterator[Ground]:
+    """Make a card and what belongs to it; all is gone afterwards.
+
+    Args:
+        progress: Told what has to be made first.
+        library: What is put between tenants and driver.
+        clock: ``slices`` or ``sharing``.
+
+    Raises:
+        MissingTool: something has not been built.
+        TestbedError: it cannot be made.
+    """
+    program = artifacts.library(PROGRAM)
+    spec = [CardSpec(profile="a100-80gb", count=1)]
+    with contextlib.ExitStack() as ending:
+        session = ending.enter_context(shell.session(spec, progress, with_torch=False, clock=clock))
+        (uuid,) = session.uuids
+        folder = session.root.parent / "node"
+        page.make_page(folder / "pages" / f"{uuid}.page", uuid)
+        command = [sys.executable, "-m", feeder.__name__, str(session.root), str(folder)]
+        process = ending.enter_context(_process(command, dict(os.environ)))
+        found = Ground(
+            root=session.root,
+            folder=folder,
+            uuid=uuid,
+            library=library,
+            program=program,
+            feeder=process,
+        )
+        found._tell({})
+        yield found
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        command,
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        with contextlib.suppress(ValueError):  # its pipes were read to their end before
+            process.communicate(timeout=_ANSWER_S)
+
+
+@contextlib.contextmanager
+def _tenant(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with _process(command, environ) as process:
+        if _line(process) != "ready":
+            process.kill()
+            _, told = process.communicate(timeout=_ANSWER_S)
+            raise TestbedError("a tenant of the benchmark did not start", why=told.strip()[-500:])
+        yield process
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process says; what it says besides is another's error."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], _ANSWER_S)
+    return process.stdout.readline().strip() if ready else ""
+
+
+def _write(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # that it has ended is seen where it answers
+        process.stdin.write(text)
+        process.stdin.flush()
