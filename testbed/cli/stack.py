@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
+
+import typer
 
 from testbed.cli.evidence import kept
 from testbed.cli.options import DEFAULT_NAME, Json, Name, Output, format_of
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
+RenewCertificates = Annotated[
+    bool,
+    typer.Option(
+        "--renew-certificates", help="make new certificates though the deployed ones still serve"
+    ),
+]
 
-def deploy(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+
+def deploy(
+    name: Name = DEFAULT_NAME,
+    renew_certificates: RenewCertificates = False,
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
     """Deploy the sharing stack of this source tree on a testbed that is up."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
@@ -20,7 +35,8 @@ def deploy(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
         testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
         testbed.cluster.kubeconfig()  # said before anything is built
         with testbed.use("deploy", progress), kept(testbed, lambda: default_place(name)):
-            emit(testbed.deploy(progress), "", chosen)
+            info = testbed.deploy(progress, renew_certificates=renew_certificates)
+            emit(info, "", chosen)
 
 
 def render(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:

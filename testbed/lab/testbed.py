@@ -134,12 +134,19 @@ class Testbed:
         self._kube = None
         return status
 
-    def deploy(self, progress: Progress, *, prepared: Sequence[images.Image] | None = None) -> Info:
+    def deploy(
+        self,
+        progress: Progress,
+        *,
+        prepared: Sequence[images.Image] | None = None,
+        renew_certificates: bool = False,
+    ) -> Info:
         """Deploy the stack (again: to the state that this source tree has).
 
         Args:
             progress: Told each step.
             prepared: This tree's images, where they are known already.
+            renew_certificates: Make new ones though the deployed ones still serve.
         """
         prepared = images.prepare(progress) if prepared is None else prepared
         # The sources may have changed since the cluster came up: it gets what we deploy.
@@ -148,7 +155,13 @@ class Testbed:
         known = {node.name: node.cards for node in self.cluster.status().nodes if node.cards}
         # Without it a killed deployment is not taken for a complete one by `ensure`.
         self.kube.delete("v1", "ConfigMap", INFO_NAME, names.NAMESPACE)
-        deploy(self.kube, values, progress, expected=known or None)
+        deploy(
+            self.kube,
+            values,
+            progress,
+            expected=known or None,
+            renew_certificates=renew_certificates,
+        )
         info = self._info_of(values, prepared)
         self.kube.apply([_info_manifest(info)])
         return info

@@ -25,6 +25,8 @@ _VALID = dt.timedelta(days=365)
 _SKEW = dt.timedelta(minutes=5)
 #: A set is made anew when less than this is left.
 _RENEW = dt.timedelta(days=30)
+#: How long a new leaf may take to every server, with much to spare.
+_SPREAD = dt.timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class Certificates:
         webhook: Serves the webhook's Service.
         extender: Serves 127.0.0.1.
         scheduler: The client certificate that the extender demands.
-        before: The authority of the set before, while servers may still show its leaves.
+        before: Authorities of sets before, while servers may still show their leaves.
     """
 
     ca: str
@@ -135,14 +137,32 @@ def usable(found: Certificates, namespace: str, *, now: dt.datetime | None = Non
     )
 
 
-def authority(pem: str, *, now: dt.datetime | None = None) -> str:
-    """Return an authority that may still be believed; nothing where it is none or over."""
+def authorities(found: Sequence[str], *, now: dt.datetime | None = None) -> str:
+    """Return those authorities that may still be believed, each once, as one bundle."""
+    moment = now or dt.datetime.now(dt.UTC)
+    kept: dict[str, None] = {}
+    for pem in found:
+        try:
+            cert = x509.load_pem_x509_certificate(pem.encode())
+        except ValueError:
+            continue
+        if cert.not_valid_after_utc > moment:
+            kept[_pem(cert)] = None
+    return "".join(kept)
+
+
+def split(bundle: str) -> list[str]:
+    """Return the certificates of a bundle, one PEM each; nothing of what is none."""
     try:
-        found = x509.load_pem_x509_certificate(pem.encode())
+        return [_pem(cert) for cert in x509.load_pem_x509_certificates(bundle.encode())]
     except ValueError:
-        return ""
-    over = found.not_valid_after_utc < (now or dt.datetime.now(dt.UTC))
-    return "" if over else _pem(found)
+        return []
+
+
+def young(leaf: Leaf, *, now: dt.datetime | None = None) -> bool:
+    """Tell whether servers may not have got a leaf yet: kubelets bring it in a minute."""
+    made = x509.load_pem_x509_certificate(leaf.cert.encode()).not_valid_before_utc + _SKEW
+    return (now or dt.datetime.now(dt.UTC)) - made < _SPREAD
 
 
 def _builder(

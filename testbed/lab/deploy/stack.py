@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from dataclasses import dataclass
 
@@ -10,18 +9,7 @@ import msgspec
 
 from testbed.errors import ClusterError, DeployError, InputError, WaitTimeout
 from testbed.lab.cluster.protocol import Progress
-from testbed.lab.deploy import certificates as certs
-from testbed.lab.deploy.certificates import Certificates, Leaf
-from testbed.lab.deploy.common import (
-    CA_KEY,
-    CERT_KEY,
-    KEY_KEY,
-    PLUGIN,
-    SECRET_EXTENDER,
-    SECRET_SCHEDULER,
-    SECRET_WEBHOOK,
-    SELECTOR,
-)
+from testbed.lab.deploy.common import PLUGIN, SELECTOR
 from testbed.lab.deploy.diagnosis import diagnose
 from testbed.lab.deploy.manifests import render
 from testbed.lab.deploy.ready import (
@@ -33,6 +21,7 @@ from testbed.lab.deploy.ready import (
     wait_pods,
     wait_webhook,
 )
+from testbed.lab.deploy.rotation import believe_first, certificates_for
 from testbed.lab.deploy.switch import read_config
 from testbed.lab.deploy.values import StackValues
 from testbed.lab.kube import ApiError, Kube, Unreachable
@@ -58,7 +47,12 @@ class Deployment:
 
 
 def deploy(
-    kube: Kube, values: StackValues, progress: Progress, *, expected: Expected | None = None
+    kube: Kube,
+    values: StackValues,
+    progress: Progress,
+    *,
+    expected: Expected | None = None,
+    renew_certificates: bool = False,
 ) -> Deployment:
     """Bring the stack to the given values and wait until every layer has answered.
 
@@ -69,6 +63,7 @@ def deploy(
         values: What to deploy.
         progress: Told each step.
         expected: Each node's uuids, where the provider knows them.
+        renew_certificates: Make new ones though the deployed ones still serve.
 
     Raises:
         DeployError: the server refuses a manifest, or a layer is not ready in time;
@@ -78,8 +73,9 @@ def deploy(
     with progress.step("stack applied") as step:
         _wait_ended(kube, namespace)
         values = _with_generation(kube, values)
-        certificates = _certificates(kube, values)
+        certificates = certificates_for(kube, values, renew=renew_certificates)
         manifests = render(values, certificates)
+        believe_first(kube, values, certificates)
         for number, manifest in enumerate(manifests, 1):
             step.update(f"{number}/{len(manifests)} {manifest['kind']}")
             try:
@@ -179,30 +175,3 @@ def _with_generation(kube: Kube, values: StackValues) -> StackValues:
     return dataclasses.replace(
         values, config=msgspec.structs.replace(values.config, generation=generation)
     )
-
-
-def _certificates(kube: Kube, values: StackValues) -> Certificates:
-    """Return the deployed certificates where they still serve, else a fresh set.
-
-    A fresh one rolls the scheduler's pod, so it is made only when it must. The webhook's
-    servers read theirs as kubelets bring it, so the authority before it stays trusted
-    until the next deployment.
-    """
-    found = []
-    for name in (SECRET_WEBHOOK, SECRET_EXTENDER, SECRET_SCHEDULER):
-        secret = kube.find("v1", "Secret", name, values.namespace)
-        if secret is None:
-            return certs.make(values.namespace)
-        data = secret.get("data") or {}
-        keys = (CA_KEY, CERT_KEY, KEY_KEY)
-        found.append([base64.b64decode(data.get(key, "")).decode() for key in keys])
-    authorities = {ca for ca, _, _ in found}
-    webhook_ca = found[0][0]
-    webhook, extender, scheduler = (Leaf(cert=cert, key=key) for _, cert, key in found)
-    deployed = Certificates(
-        ca=authorities.pop(), webhook=webhook, extender=extender, scheduler=scheduler
-    )
-    if authorities or not certs.usable(deployed, values.namespace):
-        before = certs.authority(webhook_ca)
-        return dataclasses.replace(certs.make(values.namespace), before=before)
-    return deployed
