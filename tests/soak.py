@@ -1,6 +1,6 @@
 """``make test-soak N=20``: the core set in a row with one verdict, then what users do to it.
 
-    soak.py [--rounds N] [--runs FOLDER] [CASE...]
+    soak.py [--rounds N] [--points N] [--only PART] [--seed N] [--runs FOLDER] [CASE...]
 
 Runs the cases N times on one testbed, then strikes fifty runs and puts others through full
 disks, neighbours and sleep. Prints one JSON document; what goes on is on standard error.
@@ -69,8 +69,8 @@ def document_of(text: str) -> Document:
     return found if isinstance(found, dict) else {}
 
 
-def tests(path: str, seed: int) -> Document:
-    """Run tests of interruptions, all of them; return what failed."""
+def tests(path: str, points: int, seed: int) -> Document:
+    """Run tests, the long ones too; return what failed."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="testbed-soak-") as folder:
         result = Path(folder, "result.xml")
@@ -80,7 +80,7 @@ def tests(path: str, seed: int) -> Document:
             stdout=sys.stderr,
             env={
                 **os.environ,
-                "VGPU_TESTBED_POINTS": "50",
+                "VGPU_TESTBED_POINTS": str(points),
                 "VGPU_TESTBED_SOAK": "1",
                 "VGPU_TESTBED_SEED": str(seed),
             },
@@ -113,18 +113,21 @@ def verdict_of(parts: list[Document]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help="the core set by default")
-    parser.add_argument("--rounds", type=int, default=20, help="0: only the interruptions")
+    parser.add_argument("--rounds", type=int, default=20, help="of the cases; 20")
+    parser.add_argument("--points", type=int, default=50, help="moments to strike at; all 50")
+    parser.add_argument("--only", choices=("rounds", *TESTS), help="one part instead of all")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "soak")
     parser.add_argument("--seed", type=int, default=int(time.time() // 86400))
     asked = parser.parse_args()
-    if asked.rounds < 0 or asked.seed < 1:
-        parser.error("--rounds must not be negative, --seed must be 1 or more")
+    if min(asked.rounds, asked.points, asked.seed) < 1:
+        parser.error("--rounds, --points and --seed must be 1 or more")
     began = time.monotonic()
     found: Document = {}
-    if asked.rounds:
+    if asked.only in (None, "rounds"):
         found["rounds"] = rounds(asked.cases or [*CORE], asked.rounds, asked.runs.absolute())
     for what, path in TESTS.items():
-        found[what] = tests(path, asked.seed)
+        if asked.only in (None, what):
+            found[what] = tests(path, asked.points, asked.seed)
     verdict = verdict_of(list(found.values()))
     summary = {"verdict": verdict, **found, "seconds": round(time.monotonic() - began, 1)}
     print(json.dumps(summary, indent=2))
