@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 import uuid
 from pathlib import Path
 
 import pytest
+import yaml
 
 from testbed.card import profiles
 from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
@@ -29,6 +31,7 @@ from testbed.units import MIB
 
 from .test_allocation import create_in_one_request, phase, wait_phase
 
+README = Path(__file__).parents[2] / "README.md"
 PROBE = (Path(__file__).parent / "container_probe.py").read_text()
 LARGE, SMALL = profiles.load("a100-80gb"), profiles.load("a100-40gb")
 #: What programs can have of the cards: the driver keeps some for itself.
@@ -95,7 +98,10 @@ class Lab:
     def namespace(self):
         name = f"e2e-{uuid.uuid4().hex[:8]}"
         kube = self.kube
-        kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        # Pods here set the library's variables themselves: it must hold against them.
+        labels = {names.OWN_ENVIRONMENT_LABEL: names.OWN_ENVIRONMENT_ALLOWED}
+        metadata = {"name": name, "labels": labels}
+        kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         try:
             yield name
         finally:
@@ -520,6 +526,20 @@ def test_torch_says_how_much_there_is(sleeper):
     assert found["blocks"] == (4096 - CONTEXT_MIB) // 256
     assert "Tried to allocate 256.00 MiB. GPU 0 has a total capacity of 4.00 GiB" in found["text"]
     assert "this process has" in found["text"], found
+
+
+def test_the_pod_of_the_readme_runs_as_it_says(lab, space):
+    text = README.read_text()
+    [block] = re.findall(r"```yaml\n(# pod\.yaml.*?)```", text, re.DOTALL)
+    pod = yaml.safe_load(block)
+    pod["spec"]["terminationGracePeriodSeconds"] = 0
+    lab.kube.create({**pod, "metadata": {**pod["metadata"], "namespace": space}})
+    done = wait_phase(lab.kube, space, "mine", ("Succeeded", "Failed"))
+    log = lab.kube.logs(space, "mine", "main").strip()
+    assert phase(done) == "Succeeded", log
+    shown = re.search(r"`testbed kubectl logs mine` shows `(\S+ \S+) (\d+ MiB)`", text)
+    # Which of the two cards it gets is the scheduler's choice; its name is the card's.
+    assert shown is not None and log.startswith("NVIDIA A100-SXM4-") and log.endswith(shown[2])
 
 
 # --- admission and placement -------------------------------------------------------
