@@ -1,0 +1,345 @@
+"""Does a pod get the share of compute that it asked for, whatever it runs?
+
+Pure: says which pods to run and judges what the card granted to each in its turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar, Literal
+
+import msgspec
+
+from testbed.errors import InputError
+from testbed.lab.report.chart import Chart, make_chart
+from testbed.lab.scenario.failure import last_error
+from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
+from testbed.lab.scenario.record import Check, Control
+from testbed.lab.scenario.shares import device_share
+from testbed.stack import names
+
+PATTERNS = ("deep", "sync", "graph")
+#: Launches that a graph holds: to the limiter it is one long kernel (``turns.GRAPH``).
+GRAPH = 8
+#: Percentage points: over a turn, and over its first second.
+POINTS, START_POINTS = 2.0, 3.0
+START_SECONDS = 1.0
+#: The control must miss what was asked for by this much more than the tolerance.
+MARGIN_POINTS = 5.0
+#: What a program that waits for each kernel surely gets of a card, percent, by the kernel's
+#: length in µs: its host needs up to a few hundred µs between two of them.
+SYNC_PCT = ((10_000, 85.0), (1_000, 60.0), (0, 20.0))
+GPUMEM_MIB = 4096
+
+MEANINGS = {
+    "share_card": "The card grants a pod that works alone the share of its time that was asked for,"
+    " whatever its kernels are like.",
+    "start": "Also in the first second of its work a pod has no more than its share.",
+}
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a case."""
+
+    shares: tuple[int, ...]
+    kernels_us: tuple[int, ...] = (200, 50_000)
+    patterns: tuple[Literal["deep", "sync", "graph"], ...] = PATTERNS
+    #: How long each turn is.
+    seconds: float = 5.0
+    #: How long a pod waits to be released before it goes on alone.
+    hold_seconds: float = 200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A pod's work of one kind."""
+
+    pod: str
+    share: int
+    kernel_us: int
+    pattern: str
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.pattern}-{self.kernel_us}-{self.pod}"
+
+    @property
+    def variant(self) -> str:
+        return f"{self.pattern}, {self.kernel_us:,} µs"
+
+    @property
+    def unit_us(self) -> int:
+        """The longest piece of work that cannot be taken back once it runs."""
+        return self.kernel_us * (GRAPH if self.pattern == "graph" else 1)
+
+    def tolerance(self, points: float, seconds: float) -> float:
+        """Return percentage points: one piece of work more or less fits any window."""
+        return round(points + self.unit_us / 1e4 / seconds, 2)
+
+    @property
+    def surely_pct(self) -> float:
+        """What the program surely uses of a card without a limiter, percent."""
+        if self.pattern != "sync":
+            return 90.0
+        return next(pct for least, pct in SYNC_PCT if self.kernel_us >= least)
+
+
+def pod_name(share: int) -> str:
+    return f"p{share}"
+
+
+def turns(parameters: Parameters) -> tuple[Turn, ...]:
+    """Return all turns in the order in which the pods take them."""
+    kinds = product(parameters.kernels_us, parameters.patterns, parameters.shares)
+    return tuple(
+        Turn(pod=pod_name(share), share=share, kernel_us=us, pattern=pattern, index=number)
+        for number, (us, pattern, share) in enumerate(kinds)
+    )
+
+
+class SmThrottle:
+    """The question, as the testbed runs it."""
+
+    name = "sm_throttle"
+    title = "Does a pod get the share of compute that it asked for, whatever it runs?"
+    parameters = Parameters
+    asserts_limit = True
+    meanings: ClassVar[Mapping[str, str]] = MEANINGS
+
+    def validate(self, parameters: Parameters) -> None:
+        """Refuse what cannot run, or what no control could tell."""
+        shares = parameters.shares
+        if not 1 <= len(shares) <= 8 or len(set(shares)) < len(shares):
+            raise InputError(f"shares are {list(shares)}", hint="one to eight different ones")
+        if sum(shares) > 100 or not all(1 <= share <= 80 for share in shares):
+            raise InputError(
+                f"shares are {list(shares)}",
+                why="they lie on one card; above 80 % no control could tell a share from none",
+                hint="use 1 to 80, at most 100 in sum",
+            )
+        if not parameters.patterns or not parameters.kernels_us:
+            raise InputError("nothing is run", hint="name kernels_us and patterns")
+        if not all(50 <= us <= 500_000 for us in parameters.kernels_us):
+            raise InputError(
+                f"kernels_us are {list(parameters.kernels_us)}",
+                why="PyTorch cannot keep a card busy with shorter ones",
+                hint="use 50 to 500000; `testbed bench shim` goes down to 5",
+            )
+        if not 3 <= parameters.seconds <= 120 or not 1 <= parameters.hold_seconds <= 600:
+            raise InputError(
+                f"seconds is {parameters.seconds:g}, hold_seconds {parameters.hold_seconds:g}",
+                hint="use 3 to 120, 1 to 600",
+            )
+        for share in shares:
+            mine = [t for t in turns(parameters) if t.share == share]
+            if not any(control_shows(t, parameters.seconds) == "fail" for t in mine):
+                raise InputError(
+                    f"a share of {share} % cannot be checked",
+                    why="without the limiter the same programs may have no more",
+                    hint="add the pattern deep, or longer kernels",
+                )
+
+    def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
+        """Return a pod for each share."""
+        return tuple(
+            PodPlan(
+                name=pod_name(share),
+                containers=(
+                    ContainerPlan(
+                        limits={
+                            names.RESOURCE_COUNT: "1",
+                            names.RESOURCE_MEMORY: str(GPUMEM_MIB),
+                            names.RESOURCE_CORES: str(share),
+                        },
+                        env={names.ENV_CORE_POLICY: "force"},
+                        workload="turns.py",
+                        parameters={
+                            "hold_seconds": parameters.hold_seconds,
+                            "seconds": parameters.seconds,
+                            "turns": [
+                                {
+                                    "name": turn.name,
+                                    "index": turn.index,
+                                    "kernel_us": turn.kernel_us,
+                                    "pattern": turn.pattern,
+                                }
+                                for turn in turns(parameters)
+                                if turn.share == share
+                            ],
+                        },
+                    ),
+                ),
+                files=("facts.py",),
+                annotations={names.CARD_POLICY: "binpack"},
+            )
+            for share in parameters.shares
+        )
+
+    def needs(self, parameters: Parameters) -> int:
+        """Return how many cards one node must have."""
+        del parameters
+        return 1
+
+    def checks(
+        self, parameters: Parameters, trial: Trial, control: Trial | None = None
+    ) -> tuple[Check, ...]:
+        """Judge a run with the limiter."""
+        found = []
+        for turn in turns(parameters):
+            free = None if control is None else share_of(turn, control)
+            found.append(share_card(parameters, turn, trial, free))
+            found.append(start(parameters, turn, trial))
+        return tuple(found)
+
+    def control(self, parameters: Parameters, trial: Trial) -> Control:
+        """Judge the same pods without the limiter: alone each has all that it can use."""
+        found: list[Check] = []
+        for turn in turns(parameters):
+            found += [share_card(parameters, turn, trial, None), start(parameters, turn, trial)]
+        reasons = []
+        for check in found:
+            what = f"{check.name} of {check.pod} ({check.variant})"
+            if check.verdict == "error":
+                reasons.append(f"{what}: {check.reason}")
+            elif check.control == "fail" and check.verdict != "fail":
+                reasons.append(f"{what} held")
+            elif check.control == "fail" and check.reason.startswith("less"):
+                reasons.append(f"{what} had less than its share of an idle card")
+        return Control(
+            verdict="error" if reasons else "pass",
+            checks=tuple(found),
+            reason="; ".join(reasons),
+        )
+
+    def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
+        """Return each pod's share over time."""
+        shares = {pod_name(share): float(share) for share in parameters.shares}
+        return make_chart(trial, control, compute=shares)
+
+
+def control_shows(turn: Turn, seconds: float) -> Literal["fail", "any"]:
+    """Return ``fail`` where the program without the limiter surely has more than its share."""
+    allowed = turn.share + turn.tolerance(POINTS, seconds) + MARGIN_POINTS
+    return "fail" if turn.surely_pct > allowed else "any"
+
+
+# --- the checks --------------------------------------------------------------------
+def share_of(
+    turn: Turn, trial: Trial, *, first: float = START_SECONDS, last: float | None = None
+) -> float | None:
+    """Return the share of a turn, percent, None where it is not known.
+
+    Args:
+        turn: Whose.
+        trial: The run.
+        first: Seconds after its beginning.
+        last: Likewise; None: to its end.
+    """
+    window = _window(turn, trial)
+    if window is None:
+        return None
+    begin, end, uuid = window
+    found = device_share(
+        trial.samples,
+        pod_uid=trial.pods[turn.pod].uid,
+        container="main",
+        uuid=uuid,
+        start=begin + first,
+        end=end if last is None else begin + last,
+    )
+    return None if found is None else found.pct
+
+
+def _window(turn: Turn, trial: Trial) -> tuple[float, float, str] | None:
+    if turn.pod not in trial.pods:
+        return None
+    trace = trial.pods[turn.pod].container("main")
+    card = trace.event("working")
+    begin, end = trace.event("released", turn.name), trace.event("worked", turn.name)
+    if card is None or begin is None or end is None:
+        return None
+    return float(begin["time"]), float(end["time"]), str(card["uuid"])
+
+
+def _judge(
+    base: Check, turn: Turn, trial: Trial, got: float | None, *, least: float | None
+) -> Check:
+    if got is None:
+        return msgspec.structs.replace(base, verdict="error", reason=_why(turn, trial))
+    assert base.tolerance is not None
+    reason = ""
+    if got > turn.share + base.tolerance:
+        reason = "more than its share"
+    elif least is not None and got < least - base.tolerance:
+        reason = "less than its share"
+    return msgspec.structs.replace(
+        base, verdict="fail" if reason else "pass", card=round(got, 2), reason=reason
+    )
+
+
+def _why(turn: Turn, trial: Trial) -> str:
+    if turn.pod not in trial.pods:
+        return "no pod"
+    trace = trial.pods[turn.pod].container("main")
+    if _window(turn, trial) is not None:
+        return "the monitor told too little of its share"
+    failure = trace.event("error")
+    told = last_error(str(failure["text"])) if failure else trace.problem
+    return f"its workload did not get there: {told or 'no such event'}"
+
+
+def share_card(parameters: Parameters, turn: Turn, trial: Trial, free: float | None) -> Check:
+    """Is the share what was asked for, as the card granted it?
+
+    Args:
+        parameters: The case's.
+        turn: Which work.
+        trial: The run.
+        free: What the same work had without the limiter, percent, once it is known: who
+            cannot use his share is not topped up.
+    """
+    seconds = parameters.seconds - START_SECONDS
+    least: float | None = float(turn.share)
+    source = f"monitor ({trial.source})"
+    if turn.pattern == "sync":
+        least = None if free is None else min(float(turn.share), free)
+        if free is not None and free < turn.share:
+            source += f"; without the limiter it has {free:.1f} %"
+    base = Check(
+        name="share_card",
+        pod=turn.pod,
+        variant=turn.variant,
+        verdict="fail",
+        asked=float(turn.share),
+        tolerance=turn.tolerance(POINTS, seconds),
+        unit="%",
+        source=source,
+        control=control_shows(turn, seconds),
+    )
+    return _judge(base, turn, trial, share_of(turn, trial), least=least)
+
+
+def start(parameters: Parameters, turn: Turn, trial: Trial) -> Check:
+    """Is the share kept from the first second on? From above: learning costs may take."""
+    del parameters
+    tolerance = turn.tolerance(START_POINTS, START_SECONDS)
+    sure = turn.surely_pct > turn.share + tolerance + 2 * MARGIN_POINTS
+    base = Check(
+        name="start",
+        pod=turn.pod,
+        variant=turn.variant,
+        verdict="fail",
+        asked=float(turn.share),
+        tolerance=tolerance,
+        unit="%",
+        source=f"monitor ({trial.source}), first second",
+        control="fail" if sure else "any",
+    )
+    got = share_of(turn, trial, first=0.0, last=START_SECONDS + 0.5)
+    return _judge(base, turn, trial, got, least=None)
+
+
+QUESTION = SmThrottle()
