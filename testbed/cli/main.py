@@ -15,6 +15,7 @@ from testbed.cli.cluster import down, kubeconfig, status, up
 from testbed.cli.doctor import doctor
 from testbed.cli.explain import explain
 from testbed.cli.kubectl import CONTEXT, kubectl
+from testbed.cli.limits import limits, region
 from testbed.cli.logs import logs
 from testbed.cli.report import report
 from testbed.cli.run import run
@@ -48,6 +49,8 @@ app.command(rich_help_panel=_LOOK)(top)
 app.command(rich_help_panel=_LOOK)(explain)
 app.command(rich_help_panel=_LOOK)(logs)
 app.command(rich_help_panel=_LOOK)(bundle)
+app.add_typer(region, name="region", rich_help_panel=_LOOK)
+app.add_typer(limits, name="limits", rich_help_panel=_TESTBED)
 
 app.add_typer(card, name="card", rich_help_panel=_MACHINE)
 bench.command(name="cluster")(bench_cluster)

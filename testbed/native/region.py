@@ -147,6 +147,8 @@ class RegionView:
 
     Attributes:
         compute: Totals of all processes, living or dead.
+        unexplained_bytes: What the card counts for the container beyond ``used``; counts
+            against the limit too.
     """
 
     constant: RegionConstant
@@ -155,6 +157,7 @@ class RegionView:
     state: StateFlag
     used: tuple[DeviceUse, ...] = field(default=())
     compute: tuple[ComputeUse, ...] = field(default=())
+    unexplained_bytes: tuple[int, ...] = field(default=())
 
 
 def lock_path(region: Path) -> Path:
@@ -221,18 +224,46 @@ def set_compute(
     before = read_region(path).constant
     devices = list(before.devices)
     for number, percent in (sm_limit_pct or {}).items():
-        if not 0 <= number < len(devices):
-            raise InputError("the limit cannot be set", why=f"there is no device {number}")
+        _check_number(before, number)
         devices[number] = replace(devices[number], sm_limit_pct=percent)
-    after = replace(
-        before,
-        devices=tuple(devices),
-        policy=before.policy if policy is None else policy,
-        priority=before.priority if priority is None else priority,
-        priority_floor_pct=(
-            before.priority_floor_pct if priority_floor_pct is None else priority_floor_pct
+    return _change(
+        path,
+        replace(
+            before,
+            devices=tuple(devices),
+            policy=before.policy if policy is None else policy,
+            priority=before.priority if priority is None else priority,
+            priority_floor_pct=(
+                before.priority_floor_pct if priority_floor_pct is None else priority_floor_pct
+            ),
         ),
     )
+
+
+def set_memory(path: Path, memory_limit_bytes: Mapping[int, int]) -> RegionConstant:
+    """Change memory limits of a container that runs, by device number; 0 = none.
+
+    Its processes see the change at their next allocation. A limit below what they hold
+    takes nothing from them: they get no more until they have freed enough.
+
+    Raises:
+        CodecError: the region is not valid.
+        InputError: a value does not fit.
+    """
+    before = read_region(path).constant
+    devices = list(before.devices)
+    for number, limit in memory_limit_bytes.items():
+        _check_number(before, number)
+        devices[number] = replace(devices[number], memory_limit_bytes=limit)
+    return _change(path, replace(before, devices=tuple(devices)))
+
+
+def _check_number(constant: RegionConstant, number: int) -> None:
+    if not 0 <= number < len(constant.devices):
+        raise InputError("the limit cannot be set", why=f"there is no device {number}")
+
+
+def _change(path: Path, after: RegionConstant) -> RegionConstant:
     _check(after)
     start = layout.Extension.constant.offset
     content = bytes(_inner(after))
@@ -240,8 +271,12 @@ def set_compute(
     try:
         # HAMi's copy first, for its tools; the checksum last.
         for number, device in enumerate(after.devices):
-            offset = layout.HamiRegion.sm_limit.offset + 8 * number
-            os.pwrite(descriptor, struct.pack("<Q", device.sm_limit_pct), offset)
+            for name, value in (
+                ("sm_limit", device.sm_limit_pct),
+                ("memory_limit", device.memory_limit_bytes),
+            ):
+                offset = getattr(layout.HamiRegion, name).offset + 8 * number
+                os.pwrite(descriptor, struct.pack("<Q", value), offset)
         os.pwrite(descriptor, struct.pack("<i", after.priority), layout.HamiRegion.priority.offset)
         os.pwrite(descriptor, content, layout.EXT_OFFSET + start)
         os.pwrite(
@@ -398,6 +433,13 @@ def _view(path: Path, data: bytes) -> RegionView:
         state=StateFlag(flags & (StateFlag.DEGRADED | StateFlag.NO_REGION)),
         used=used,
         compute=compute_totals(data[offset:], count),
+        unexplained_bytes=tuple(
+            layout.Ledger.from_buffer_copy(
+                data,
+                offset + layout.Extension.ledgers.offset + i * ctypes.sizeof(layout.Ledger),
+            ).unexplained_bytes
+            for i in range(count)
+        ),
     )
 
 

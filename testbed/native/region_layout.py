@@ -119,7 +119,8 @@ class Feedback(ctypes.Structure):
         ("own_bytes", c_uint64),
         ("other_bytes", c_uint64),
         ("interval_ns", c_uint64),
-        ("spare", c_uint64 * 3),
+        ("bytes_ns", c_uint64),
+        ("spare", c_uint64 * 2),
     )
 
 
@@ -171,7 +172,11 @@ class Ledger(ctypes.Structure):
         ("residual_ns", c_int64),
         ("suspense_ns", c_int64),
         ("limit_ppm", c_uint64),
-        ("spare", c_uint64 * 11),
+        ("unexplained_bytes", c_uint64),
+        ("reading_ns", c_uint64),
+        ("highest_bytes", c_uint64 * 3),
+        ("lowest_bytes", c_uint64 * 3),
+        ("spare", c_uint64 * 3),
         ("history", History * HISTORY),
     )
 

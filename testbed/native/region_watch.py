@@ -122,8 +122,34 @@ class RegionWatch:
             interval_ns=given.interval_ns,
         )
         with self._opened(os.O_RDWR) as file:
-            os.pwrite(file, bytes(entry), offset)  # its stamp is 0: unfinished
+            # Its stamp is 0: unfinished. That of the bytes is not this function's.
+            os.pwrite(file, bytes(entry)[: layout.Feedback.bytes_ns.offset], offset)
             os.pwrite(file, struct.pack("<Q", given.stamp_ns), offset)
+
+    def feed_bytes(self, device: int, *, own: int, other: int, stamp_ns: int) -> None:
+        """Write what the card counts for this container and for all others.
+
+        The library learns of it what the driver takes beside what it counts itself, so
+        every reading is written once, and right after it was taken.
+
+        Args:
+            device: Its number in the container.
+            own: Bytes of the container's processes.
+            other: Bytes of everybody else.
+            stamp_ns: CLOCK_MONOTONIC of the reading; another than the last one's.
+
+        Raises:
+            CodecError: the file is no region any more.
+        """
+        if not 0 <= device < layout.MAX_DEVICES:
+            raise ValueError(f"device {device}")
+        inside = layout.Extension.feedback.offset + device * ctypes.sizeof(layout.Feedback)
+        offset = layout.EXT_OFFSET + inside
+        with self._opened(os.O_RDWR) as file:
+            values = struct.pack("<QQ", own, other)
+            os.pwrite(file, values, offset + layout.Feedback.own_bytes.offset)
+            stamp = struct.pack("<Q", stamp_ns)
+            os.pwrite(file, stamp, offset + layout.Feedback.bytes_ns.offset)
 
     def mirror(self, *, utilization_switch: int, recent_kernel: int) -> None:
         """Write the two fields that HAMi's monitor writes.

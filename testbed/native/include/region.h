@@ -115,7 +115,7 @@ enum vgpu_state_flags {
  * device's accounting lock); taken back by whoever takes a dead owner's lock. */
 struct vgpu_device_use {
     uint64_t context_bytes;
-    uint64_t module_bytes;
+    uint64_t module_bytes; /* what the driver took for itself beside contexts */
     uint64_t buffer_bytes; /* allocations, rounded as the driver rounds them */
     /* Compute, written without a lock, each a running total of this process: */
     uint64_t launches;           /* kernels, graphs, large copies and fills */
@@ -149,7 +149,8 @@ struct vgpu_feedback {
     uint64_t own_bytes;    /* as the card counts this container */
     uint64_t other_bytes;
     uint64_t interval_ns;  /* length of the sample's interval */
-    uint64_t spare[3];
+    uint64_t bytes_ns;     /* CLOCK_MONOTONIC of own_bytes, 0 = never; written after them */
+    uint64_t spare[2];
 };
 
 /* The compute ledger of one device, shared by all processes of the container. No lock:
@@ -181,7 +182,13 @@ struct vgpu_ledger {
     int64_t residual_ns;  /* owed or to be refunded */
     int64_t suspense_ns;  /* measured too long; charged if NVML says that we were alone */
     uint64_t limit_ppm;   /* that debts in paid_until_ns are reckoned by */
-    uint64_t spare[11];
+    /* Memory, beside the compute ledger for want of another place per device: what the card
+     * counts for the container and its processes do not (`unexplained_bytes`), bounded by the
+     * highest and lowest sum of their figures since the last three of the monitor's readings. */
+    uint64_t unexplained_bytes;
+    uint64_t reading_ns; /* newest `bytes_ns` that was taken */
+    uint64_t highest_bytes[3], lowest_bytes[3];
+    uint64_t spare[3];
     struct vgpu_history history[VGPU_HISTORY];
 };
 
@@ -191,9 +198,8 @@ struct vgpu_extension {
     uint32_t bytes;    /* sizeof(struct vgpu_extension) */
     uint64_t checksum; /* FNV-1a 64 over [constant .. constant_end) */
 
-    /* constant: set by the plugin before the container starts. Compute limits are looked at
-     * again when `checksum` changes (written after the part that it covers); memory limits
-     * are those of a process's start. */
+    /* constant: set by the plugin before the container starts. Its limits are looked at
+     * again when `checksum` changes (written after the part that it covers). */
     struct vgpu_constant {
         uint32_t device_count;
         uint32_t policy;   /* enum vgpu_policy */

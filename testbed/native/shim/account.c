@@ -23,10 +23,13 @@ static struct vgpu_lock lock;
 static struct vgpu_limits limits;
 static struct holding {
     uint64_t context;
+    uint64_t hidden; /* taken by the driver for itself */
     uint64_t large;
     uint64_t small;
+    bool ordered; /* had stream-ordered memory since its first context */
 } held[VGPU_MAX_DEVICES];
 static unsigned epoch;
+static uint64_t seen; /* checksum of the constant part that the memory limits are of */
 static bool opened;
 
 uint64_t vgpu_granules(uint64_t bytes) {
@@ -115,7 +118,16 @@ int vgpu_entry(const char *uuid, int number) {
     return VGPU_NO_DEVICE;
 }
 
-uint64_t vgpu_limit(int entry) { return entry < 0 ? 0 : limits.memory[entry]; }
+static void renew(void) {
+    if (vgpu_shared_memory(&limits, &seen))
+        VGPU_LOG(VGPU_LOG_INFO, "memory limits taken anew, device 0: %llu bytes",
+                 (unsigned long long)limits.memory[0]);
+}
+
+uint64_t vgpu_limit(int entry) {
+    renew();
+    return entry < 0 ? 0 : limits.memory[entry];
+}
 
 const struct vgpu_limits *vgpu_limits(void) { return &limits; }
 
@@ -124,12 +136,13 @@ bool vgpu_oversubscribed(void) { return limits.oversubscribe; }
 /* --- counting -------------------------------------------------------------------- */
 
 static uint64_t total(const struct holding *holding) {
-    return holding->context + holding->large + vgpu_granules(holding->small);
+    return holding->context + holding->hidden + holding->large + vgpu_granules(holding->small);
 }
 
 static struct vgpu_device_use as_use(const struct holding *holding) {
     return (struct vgpu_device_use){
         .context_bytes = holding->context,
+        .module_bytes = holding->hidden,
         .buffer_bytes = holding->large + vgpu_granules(holding->small),
     };
 }
@@ -140,10 +153,17 @@ static bool join(void) {
     return vgpu_shared_join(uses);
 }
 
+static uint64_t sum(uint64_t a, uint64_t b) {
+    uint64_t out;
+    return __builtin_add_overflow(a, b, &out) ? UINT64_MAX : out;
+}
+
 static void hold(int entry, struct holding next) {
     held[entry] = next;
     struct vgpu_device_use use = as_use(&next);
     vgpu_shared_publish(entry, &use);
+    if (limits.from_region && limits.memory[entry] != 0 && vgpu_shared_extension() != NULL)
+        vgpu_shared_summed(entry, sum(vgpu_shared_others(entry, false), total(&next)));
 }
 
 static uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
@@ -152,11 +172,9 @@ static uint64_t less(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 static bool within(int entry, uint64_t own, uint64_t growth) {
     uint64_t limit = limits.memory[entry];
     for (int sweep = 0; sweep <= 1; sweep++) {
-        uint64_t others = vgpu_shared_others(entry, sweep != 0);
-        uint64_t used;
-        if (!__builtin_add_overflow(others, own, &used) && used <= limit &&
-            growth <= limit - used)
-            return true;
+        uint64_t used = sum(vgpu_shared_others(entry, sweep != 0), own);
+        if (limits.from_region) used = sum(used, vgpu_shared_unexplained(entry, used));
+        if (used <= limit && growth <= limit - used) return true;
     }
     return false;
 }
@@ -165,6 +183,7 @@ static bool within(int entry, uint64_t own, uint64_t growth) {
  * figures are kept, and nobody waits for anybody. */
 static bool grow(int entry, struct holding next, bool first_may_pass) {
     if (limits.broken || entry < 0 || !join()) return false;
+    renew();
     uint64_t before = total(&held[entry]), after = total(&next);
     if (limits.memory[entry] == 0 || after <= before) {
         hold(entry, next);
@@ -222,8 +241,37 @@ void vgpu_correct_context(int entry, uint64_t charged, uint64_t actual) {
     if (entry < 0) return;
     struct holding next = held[entry];
     next.context = less(next.context, charged) + actual;
+    if (next.context == 0) { /* the driver's own goes with the last context */
+        next.hidden = 0;
+        next.ordered = false;
+    }
     join();
     hold(entry, next);
+}
+
+bool vgpu_charge_hidden(int entry, uint64_t bytes) {
+    if (entry < 0) return false;
+    struct holding next = held[entry];
+    if (!plus(&next.hidden, bytes)) return false;
+    return grow(entry, next, false);
+}
+
+void vgpu_correct_hidden(int entry, uint64_t charged, uint64_t actual) {
+    if (entry < 0) return;
+    struct holding next = held[entry];
+    next.hidden = less(next.hidden, charged) + actual;
+    join();
+    hold(entry, next);
+}
+
+uint64_t vgpu_held(int entry) {
+    return entry < 0 ? 0 : total(&held[entry]) - held[entry].hidden;
+}
+
+bool vgpu_ordered_yet(int entry) { return entry >= 0 && held[entry].ordered; }
+
+void vgpu_set_ordered(int entry) {
+    if (entry >= 0) held[entry].ordered = true;
 }
 
 uint64_t vgpu_expected_context(int entry) {
@@ -232,8 +280,11 @@ uint64_t vgpu_expected_context(int entry) {
 
 uint64_t vgpu_used(int entry) {
     if (entry < 0 || !join()) return 0;
-    uint64_t own = total(&held[entry]), used;
-    return __builtin_add_overflow(own, vgpu_shared_others(entry, true), &used) ? UINT64_MAX : used;
+    uint64_t used = sum(total(&held[entry]), vgpu_shared_others(entry, true));
+    if (!limits.from_region || !vgpu_shared_lock(entry)) return used;
+    uint64_t unexplained = vgpu_shared_unexplained(entry, used);
+    vgpu_shared_unlock(entry);
+    return sum(used, unexplained);
 }
 
 bool vgpu_over(int entry) {
@@ -242,9 +293,10 @@ bool vgpu_over(int entry) {
 
 void vgpu_refused(int entry, const char *what, uint64_t bytes) {
     if (entry >= 0) vgpu_shared_denied(entry);
-    VGPU_LOG(VGPU_LOG_ERROR, "%s of %llu bytes refused: device %d has a limit of %llu", what,
-             (unsigned long long)bytes, entry,
-             (unsigned long long)(entry < 0 ? 0 : limits.memory[entry]));
+    VGPU_LOG(VGPU_LOG_ERROR, "%s of %llu bytes refused: device %d has a limit of %llu, %llu used",
+             what, (unsigned long long)bytes, entry,
+             (unsigned long long)(entry < 0 ? 0 : limits.memory[entry]),
+             (unsigned long long)(entry < 0 ? 0 : vgpu_used(entry)));
 }
 
 void vgpu_announce(void) { join(); }

@@ -37,7 +37,7 @@ unsigned vgpu_epoch(void);
 /* The entry of a device by its uuid, or by its number where no uuids are known. */
 int vgpu_entry(const char *uuid, int number);
 uint64_t vgpu_limit(int entry); /* 0 = none */
-const struct vgpu_limits *vgpu_limits(void); /* as they were at this process's start */
+const struct vgpu_limits *vgpu_limits(void); /* compute limits: of this process's start */
 bool vgpu_oversubscribed(void);
 
 /* Charges if the container stays within its limit; the answer says so. */
@@ -50,6 +50,15 @@ void vgpu_charge_unchecked(int entry, struct vgpu_cost cost);
  * cap below the context's cost shows free = 0); everything later may not. */
 bool vgpu_charge_context(int entry, uint64_t bytes);
 void vgpu_correct_context(int entry, uint64_t charged, uint64_t actual);
+/* What the driver takes for itself in the course of things (its state for stream-ordered
+ * memory, say): the most is charged before, and corrected by what was measured. Goes with the
+ * last context of the device. */
+bool vgpu_charge_hidden(int entry, uint64_t bytes);
+void vgpu_correct_hidden(int entry, uint64_t charged, uint64_t actual);
+uint64_t vgpu_held(int entry);   /* by this process, without what is hidden */
+bool vgpu_ordered_yet(int entry); /* whether it had stream-ordered memory on the device */
+void vgpu_set_ordered(int entry);
+
 uint64_t vgpu_expected_context(int entry); /* as others of the container found it, 0 = not known */
 
 bool vgpu_over(int entry); /* whether the container holds more than its limit */

@@ -11,6 +11,7 @@
 
 #include "charge.h"
 #include "device.h"
+#include "growth.h"
 #include "log.h"
 #include "lookup.h"
 #include "sys.h"
@@ -179,13 +180,26 @@ static CUresult undo(const struct request *request, struct pool *pool, uint64_t 
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult allocate_locked(const struct request *request, struct pool *pool) {
+/* Charges the growth of the pool, and with the first allocation of a device what the driver
+ * takes for itself. */
+static bool charge_most(struct pool *pool, uint64_t growth, struct vgpu_growth *own, CUdevice dev) {
+    /* Another device's pool: whose state the driver then makes, is not known here. */
+    if (vgpu_device_entry(dev) == pool->entry && !vgpu_growth_begin(own, pool->entry, dev))
+        return false;
+    if (reserve(pool->entry, growth)) return true;
+    vgpu_growth_cancel(own);
+    return false;
+}
+
+static CUresult allocate_locked(const struct request *request, struct pool *pool, CUdevice dev) {
     uint64_t growth = most_growth(request->bytes), before = measure(pool);
-    if (!reserve(pool->entry, growth)) {
+    struct vgpu_growth own = {.watched = false};
+    if (!charge_most(pool, growth, &own, dev)) {
         synchronize(request); /* frees that this stream has yet to come to */
         measure(pool);
-        if (!reserve(pool->entry, growth) &&
-            !(give_back(pool->entry, growth) && reserve(pool->entry, growth))) {
+        uint64_t need = growth > UINT64_MAX / 2 ? growth : growth + VGPU_MOST_GROWTH;
+        if (!charge_most(pool, growth, &own, dev) &&
+            !(give_back(pool->entry, need) && charge_most(pool, growth, &own, dev))) {
             refuse(pool->entry, "stream-ordered allocation", request->bytes);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -194,6 +208,7 @@ static CUresult allocate_locked(const struct request *request, struct pool *pool
     pool->charged += growth;
     CUresult result = call(request);
     uint64_t after = measure(pool);
+    vgpu_growth_end(&own, result);
     if (result != CUDA_SUCCESS || after <= before + growth) return result;
     while (chunk < after - before) chunk *= 2;
     VGPU_LOG(VGPU_LOG_INFO, "pools grow by up to %llu bytes", (unsigned long long)chunk);
@@ -220,7 +235,7 @@ static CUresult allocate(struct request request) {
     vgpu_lock(&lock);
     struct pool *pool = adopt(request.pool, entry);
     CUresult result = pool == NULL     ? CUDA_ERROR_OUT_OF_MEMORY
-                      : pool->counted ? allocate_locked(&request, pool)
+                      : pool->counted ? allocate_locked(&request, pool, dev)
                                       : call(&request);
     vgpu_unlock(&lock);
     return result;

@@ -111,6 +111,10 @@ void vgpu_compute_from_constant(struct vgpu_limits *limits, const struct vgpu_co
         limits->compute[i] = constant->sm_limit[i] < 100 ? (uint32_t)constant->sm_limit[i] : 0;
 }
 
+void vgpu_memory_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant) {
+    for (uint32_t i = 0; i < limits->count; i++) limits->memory[i] = constant->memory_limit[i];
+}
+
 void vgpu_limits_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant) {
     memset(limits, 0, sizeof *limits);
     limits->from_region = limits->enforced = true;
@@ -118,8 +122,7 @@ void vgpu_limits_from_constant(struct vgpu_limits *limits, const struct vgpu_con
     limits->oversubscribe = constant->oversubscribe != 0;
     limits->tenant = tenant_of(constant);
     vgpu_compute_from_constant(limits, constant);
-    for (uint32_t i = 0; i < limits->count; i++) {
+    vgpu_memory_from_constant(limits, constant);
+    for (uint32_t i = 0; i < limits->count; i++)
         memcpy(limits->uuids[i], constant->uuids[i], VGPU_UUID_BYTES - 1);
-        limits->memory[i] = constant->memory_limit[i];
-    }
 }

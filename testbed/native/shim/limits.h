@@ -1,6 +1,6 @@
-/* What this container may use: a copy made once, so that later changes of the shared file
- * or of the environment change nothing in a running process, but for the compute limits,
- * which are taken anew when the region's constant part was changed as a whole. */
+/* What this container may use: a copy, so that whoever spoils the shared file or the
+ * environment changes nothing in a running process. The limits (not the devices) are taken
+ * anew when the region's constant part was changed as a whole, checksum and all. */
 #ifndef VGPU_SHIM_LIMITS_H
 #define VGPU_SHIM_LIMITS_H
 
@@ -32,6 +32,7 @@ void vgpu_limits_from_environment(struct vgpu_limits *limits);
 void vgpu_limits_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant);
 
 /* Those that can change while the container runs. */
+void vgpu_memory_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant);
 void vgpu_compute_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant);
 
 /* "30720m", "2g", "512k", "1048576"; 0 = none. False where the text is not a size. */

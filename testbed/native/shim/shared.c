@@ -365,6 +365,52 @@ void vgpu_shared_denied(int device) {
         atomic_fetch_add((_Atomic uint64_t *)&extension->denied[device], 1);
 }
 
+/* --- what no process accounts for ------------------------------------------------ */
+
+static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t beyond(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
+/* A reading is older than our figures, so it is held against all that they were meanwhile:
+ * what the card had beyond them was at least its count less their highest sum, at most its
+ * count less their lowest. Within these bounds the last figure stands. */
+uint64_t vgpu_shared_unexplained(int device, uint64_t sum) {
+    struct vgpu_ledger *ledger = &extension->ledgers[device];
+    struct vgpu_feedback *entry = &extension->feedback[device];
+    uint64_t stamp = LOAD(entry->bytes_ns), bytes = LOAD(entry->own_bytes);
+    if (stamp == 0 || stamp == LOAD(ledger->reading_ns) || LOAD(entry->bytes_ns) != stamp)
+        return LOAD(ledger->unexplained_bytes);
+    uint64_t high = most(sum, most(ledger->highest_bytes[0],
+                                   most(ledger->highest_bytes[1], ledger->highest_bytes[2])));
+    uint64_t low = least(sum, least(ledger->lowest_bytes[0],
+                                    least(ledger->lowest_bytes[1], ledger->lowest_bytes[2])));
+    uint64_t now = most(LOAD(ledger->unexplained_bytes), beyond(bytes, high));
+    now = least(now, beyond(bytes, low));
+    if (now != ledger->unexplained_bytes)
+        VGPU_LOG(VGPU_LOG_INFO, "device %d: the card counts %llu bytes beyond ours", device,
+                 (unsigned long long)now);
+    STORE(ledger->unexplained_bytes, now);
+    for (int i = 2; i > 0; i--) {
+        STORE(ledger->highest_bytes[i], ledger->highest_bytes[i - 1]);
+        STORE(ledger->lowest_bytes[i], ledger->lowest_bytes[i - 1]);
+    }
+    STORE(ledger->highest_bytes[0], sum);
+    STORE(ledger->lowest_bytes[0], sum);
+    STORE(ledger->reading_ns, stamp);
+    return now;
+}
+
+void vgpu_shared_summed(int device, uint64_t sum) {
+    _Atomic uint64_t *high = (_Atomic uint64_t *)&extension->ledgers[device].highest_bytes[0];
+    _Atomic uint64_t *low = (_Atomic uint64_t *)&extension->ledgers[device].lowest_bytes[0];
+    uint64_t seen = atomic_load(high);
+    while (sum > seen && !atomic_compare_exchange_weak(high, &seen, sum)) {
+    }
+    seen = atomic_load(low);
+    while (sum < seen && !atomic_compare_exchange_weak(low, &seen, sum)) {
+    }
+}
+
 struct vgpu_extension *vgpu_shared_extension(void) { return extension; }
 
 struct vgpu_process_record *vgpu_shared_record(void) {
@@ -373,14 +419,28 @@ struct vgpu_process_record *vgpu_shared_record(void) {
     return LOAD(own->generation) == record_generation ? own : NULL;
 }
 
-bool vgpu_shared_compute(struct vgpu_limits *limits, uint64_t *seen) {
-    if (extension == NULL || !limits->from_region || LOAD(extension->checksum) == *seen)
-        return false;
-    struct vgpu_constant copy;
+/* Whether the constant part was changed as a whole since `seen`. */
+static bool renewed(const struct vgpu_limits *limits, uint64_t *seen,
+                    struct vgpu_constant *copy) {
+    if (extension == NULL || !limits->from_region) return false;
     uint64_t checksum = LOAD(extension->checksum);
-    if (!valid(extension, &copy) || copy.device_count != limits->count)
+    if (checksum == *seen) return false;
+    if (!valid(extension, copy) || copy->device_count != limits->count)
         return false; /* in the middle of a change, or spoiled: what held, holds */
-    vgpu_compute_from_constant(limits, &copy);
     *seen = checksum;
+    return true;
+}
+
+bool vgpu_shared_compute(struct vgpu_limits *limits, uint64_t *seen) {
+    struct vgpu_constant copy;
+    if (!renewed(limits, seen, &copy)) return false;
+    vgpu_compute_from_constant(limits, &copy);
+    return true;
+}
+
+bool vgpu_shared_memory(struct vgpu_limits *limits, uint64_t *seen) {
+    struct vgpu_constant copy;
+    if (!renewed(limits, seen, &copy)) return false;
+    vgpu_memory_from_constant(limits, &copy);
     return true;
 }

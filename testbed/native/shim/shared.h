@@ -36,6 +36,12 @@ void vgpu_shared_publish(int device, const struct vgpu_device_use *use);
 
 void vgpu_shared_denied(int device);
 
+/* What the card counts for the container beyond what its processes do, as the monitor's
+ * readings show it. `sum` is the processes' present figure. The first is called under the
+ * device's accounting lock; the second whenever the sum has changed. */
+uint64_t vgpu_shared_unexplained(int device, uint64_t sum);
+void vgpu_shared_summed(int device, uint64_t sum);
+
 /* For the compute side, which takes no lock of the region: every word is atomic by itself.
  * NULL where nothing is shared. These two may be called without the process's lock. */
 struct vgpu_extension *vgpu_shared_extension(void);
@@ -44,5 +50,6 @@ struct vgpu_process_record *vgpu_shared_record(void); /* this process's, NULL wh
 /* Takes the compute limits anew where the region's constant part was changed and is valid;
  * false where nothing changed. `seen` is the checksum that the caller knows. */
 bool vgpu_shared_compute(struct vgpu_limits *limits, uint64_t *seen);
+bool vgpu_shared_memory(struct vgpu_limits *limits, uint64_t *seen); /* the memory limits */
 
 #endif

@@ -101,6 +101,28 @@ class Feed:
             written += self._write(who, partial(RegionWatch.feed, device=device, given=given))
         return written
 
+    def feed_bytes(
+        self, uuid: str, owners: Mapping[int, Owner], reading: CardReading, now_ns: int
+    ) -> int:
+        """Write a card's new reading into the regions of its containers; return how many."""
+        written = 0
+        for who, counters in self._counters.items():
+            device = _device(counters, uuid)
+            if device is None:
+                continue
+            own = other = 0
+            for process in reading.processes:
+                owner = owners.get(process.pid)
+                if owner is not None and (owner.pod_uid, owner.container) == who:
+                    own += process.bytes
+                else:
+                    other += process.bytes
+            given = partial(
+                RegionWatch.feed_bytes, device=device, own=own, other=other, stamp_ns=now_ns
+            )
+            written += self._write(who, given)
+        return written
+
     def mirror(self, now_ns: int) -> dict[ContainerId, HamiFields]:
         """Write HAMi's two fields; return them."""
         fields = hami_fields(

@@ -133,6 +133,10 @@ class Monitor:
             _log.info("card %s can be read again", uuid)
         self._errors = errors
         self._readings = {reading.uuid: reading for reading in readings}
+        now_ns = time.monotonic_ns()
+        for reading in readings:
+            if not reading.error:
+                self._feed.feed_bytes(reading.uuid, owners, reading, now_ns)
 
     def _read_book(self, uuid: str) -> None:
         try:

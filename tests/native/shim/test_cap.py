@@ -7,6 +7,10 @@ from collections.abc import Callable
 import pytest
 from shim_harness import CONTEXT, GIB, GRANULE, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, Container
 
+from testbed.native import region_layout as layout
+from testbed.native.region import set_memory
+from testbed.native.region_watch import RegionWatch
+
 Make = Callable[..., Container]
 PHYSICAL = 16 * GIB
 
@@ -358,7 +362,7 @@ def test_a_coarse_pool_is_learned(container: Make) -> None:
 
 
 def test_the_allocation_that_shows_a_coarse_pool_is_undone(container: Make) -> None:
-    box = container(CONTEXT + 20 * MIB, FAKE_CHUNK=str(32 * MIB))
+    box = container(CONTEXT + 80 * MIB, FAKE_CHUNK=str(128 * MIB))
     with box.start() as program:
         program("context()")
         assert program("alloc_async(2 * MIB)")[0] == OUT_OF_MEMORY
@@ -386,6 +390,107 @@ def test_a_destroyed_pool_with_memory_out_stays_counted(gibibyte: Container) -> 
         program("p = pool()")
         assert program("cuda().cuMemPoolDestroy(c_void_p(p))") == 0
         assert gibibyte.used() == CONTEXT + 100 * MIB
+
+
+@pytest.mark.parametrize("nvml", ["own", "used", "none"])
+def test_what_the_driver_takes_for_stream_ordered_memory_is_counted(
+    container: Make, nvml: str
+) -> None:
+    """Measured on an H200: 70 MiB beside pools and contexts."""
+    box = container(GIB, FAKE_HIDDEN=str(70 * MIB), FAKE_NVML=nvml, FAKE_CONTEXT=str(512 * MIB))
+    with box.start() as program:
+        program("context(); keep(default_pool(), 2**63)")
+        program("while alloc_async(8 * MIB)[0] == 0: pass")
+        assert GIB - 10 * MIB <= program("fake_peak()") <= GIB
+        hidden = 72 * MIB if nvml == "none" else 70 * MIB
+        assert box.view().used[0].module_bytes == hidden
+        assert box.used() - program("fake_used()") == hidden - 70 * MIB
+        assert program("cuda().cuDevicePrimaryCtxReset_v2(0)") == 0
+        assert box.view().used[0].module_bytes == 0
+
+
+def test_without_room_for_it_there_is_no_stream_ordered_memory(container: Make) -> None:
+    box = container(CONTEXT + 200 * MIB, FAKE_HIDDEN=str(70 * MIB))
+    with box.start() as program:
+        program("context()")
+        _, ptr = program("alloc(150 * MIB)")
+        assert program("alloc_async(2 * MIB)")[0] == OUT_OF_MEMORY
+        assert program("fake_calls('cuMemAllocAsync')") == 0
+        assert box.used() == CONTEXT + 150 * MIB == program("fake_used()")
+        program(f"free({ptr})")
+        assert program("alloc_async(100 * MIB)")[0] == 0
+        assert box.used() == CONTEXT + 170 * MIB == program("fake_used()")
+
+
+# --- what the monitor reads from the card ----------------------------------------------
+
+
+def test_what_the_card_counts_beyond_us_counts_against_the_limit(gibibyte: Container) -> None:
+    assert gibibyte.region is not None
+    watch = RegionWatch(gibibyte.region)
+    with gibibyte.start() as program:
+        program("context()")
+        assert program("alloc(500 * MIB)")[0] == 0
+        program("cuda().fake_take(c_uint64(200 * MIB))")  # as a module or a kernel's stack does
+
+        def reading(stamp: int, own: int) -> None:
+            watch.feed_bytes(0, own=own, other=0, stamp_ns=stamp)
+            assert program("info()")[0] == 0
+
+        # What was freed a moment ago is no riddle: the reading may be older.
+        _, ptr = program("alloc(300 * MIB)")
+        assert program(f"free({ptr})") == 0
+        reading(1, CONTEXT + 800 * MIB)
+        assert gibibyte.view().unexplained_bytes == (0,)
+        for stamp in (2, 3, 4, 5):
+            reading(stamp, program("fake_used()"))
+        assert gibibyte.view().unexplained_bytes == (200 * MIB,)
+        assert program("info()[1]") == GIB - CONTEXT - 700 * MIB
+        assert program("alloc(300 * MIB)")[0] == OUT_OF_MEMORY
+        program("fill()")
+        assert program("fake_used()") == GIB
+        # And it goes when the card says so.
+        for stamp in (6, 7, 8, 9):
+            reading(stamp, gibibyte.used())
+        assert gibibyte.view().unexplained_bytes == (0,)
+
+
+def test_memory_limits_change_while_a_program_runs(gibibyte: Container) -> None:
+    assert gibibyte.region is not None
+    with gibibyte.start(LIBCUDA_LOG_LEVEL="1") as program:
+        program("context()")
+        _, ptr = program("alloc(500 * MIB)")
+        set_memory(gibibyte.region, {0: 400 * MIB})  # below what it holds
+        assert program("info()") == [0, 0, 400 * MIB]
+        assert program("nvml_memory()") == [400 * MIB, 0, 400 * MIB]
+        assert program("total()") == 400 * MIB
+        assert program("alloc(1)")[0] == OUT_OF_MEMORY
+        assert program(f"free({ptr})") == 0
+        assert program("alloc(300 * MIB)")[0] == 0
+        assert program("alloc(2 * MIB)")[0] == OUT_OF_MEMORY
+        set_memory(gibibyte.region, {0: 2 * GIB})
+        assert program("alloc(GIB)")[0] == 0
+        set_memory(gibibyte.region, {0: 0})
+        assert program("alloc(4 * GIB)")[0] == 0
+        assert program("total()") == PHYSICAL
+        _, errors = program.finish()
+        assert f"limit of {400 * MIB}, {600 * MIB} used" in errors
+
+
+def test_a_spoiled_change_of_limits_changes_nothing(gibibyte: Container) -> None:
+    assert gibibyte.region is not None
+    with gibibyte.start() as program:
+        program("context()")
+        start = layout.EXT_OFFSET + layout.Extension.constant.offset
+        with gibibyte.region.open("r+b") as file:
+            file.seek(start + layout.Constant.memory_limit.offset)
+            file.write((8 * GIB).to_bytes(8, "little"))  # the checksum is the old one
+        assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
+        with gibibyte.region.open("r+b") as file:
+            file.seek(layout.EXT_OFFSET + layout.Extension.checksum.offset)
+            file.write(bytes(8))
+        assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
+        assert program("total()") == GIB
 
 
 def test_graph_memory_is_refused_under_a_limit(gibibyte: Container) -> None:

@@ -79,6 +79,17 @@ def test_each_container_is_told_its_own_and_the_others(tmp_path: Path) -> None:
     assert entry(a, 0) == (0,) * 6, "the other card has no sample"
 
 
+def test_bytes_of_a_reading(tmp_path: Path) -> None:
+    a, b = made(tmp_path, A), made(tmp_path, B)
+    feed = Feed(tmp_path)
+    feed.look([A, B])
+    assert feed.feed_bytes("GPU-y", OWNERS, READING, 11) == 2
+    assert entry(a, 1) == (0, 0, 0, 1500, 1900, 0)
+    assert entry(b, 1) == (0, 0, 0, 900, 2500, 0)
+    region = layout.Extension.from_buffer_copy(a.read_bytes(), layout.EXT_OFFSET)
+    assert [region.feedback[i].bytes_ns for i in range(2)] == [0, 11]
+
+
 def test_an_idle_card_is_told_as_such(tmp_path: Path) -> None:
     a = made(tmp_path, A)
     feed = Feed(tmp_path)

@@ -21,6 +21,7 @@ from testbed.native.region import (
     make_region,
     read_region,
     set_compute,
+    set_memory,
 )
 
 GIB = 1 << 30
@@ -256,6 +257,20 @@ def test_compute_limits_of_a_running_container(region: Path) -> None:
         set_compute(region, sm_limit_pct={2: 30})
     with pytest.raises(InputError):
         set_compute(region, sm_limit_pct={0: -1})
+    assert read_region(region).constant == after
+
+
+def test_memory_limits_of_a_running_container(region: Path) -> None:
+    before = read_region(region).constant
+    after = set_memory(region, {1: 5 * GIB})
+    assert read_region(region).constant == after
+    assert [device.memory_limit_bytes for device in after.devices][1] == 5 * GIB
+    assert after.devices[0] == before.devices[0]
+    hami = layout.HamiRegion.from_buffer_copy(region.read_bytes())
+    assert list(hami.memory_limit)[:2] == [before.devices[0].memory_limit_bytes, 5 * GIB]
+    for wrong in ({2: GIB}, {0: -1}):
+        with pytest.raises(InputError):
+            set_memory(region, wrong)
     assert read_region(region).constant == after
 
 

@@ -76,6 +76,19 @@ def test_stamp_is_taken_back_before_the_figures_change(
     assert seen == [0, GIVEN.stamp_ns]
 
 
+def test_bytes_alone_leave_the_figures_of_use_alone(region: Path) -> None:
+    watch = RegionWatch(region)
+    watch.feed(0, GIVEN)
+    watch.feed_bytes(0, own=7, other=8, stamp_ns=9)
+    entry = extension(region).feedback[0]
+    assert (entry.own_bytes, entry.other_bytes, entry.bytes_ns) == (7, 8, 9)
+    assert (entry.stamp_ns, entry.own_util_pm) == (GIVEN.stamp_ns, GIVEN.own_util_pm)
+    watch.feed(0, GIVEN)
+    assert extension(region).feedback[0].bytes_ns == 9, "no new reading"
+    with pytest.raises(ValueError, match="device 16"):
+        watch.feed_bytes(layout.MAX_DEVICES, own=0, other=0, stamp_ns=1)
+
+
 def test_hamis_fields(region: Path) -> None:
     RegionWatch(region).mirror(utilization_switch=1, recent_kernel=-1)
     hami = layout.HamiRegion.from_buffer_copy(region.read_bytes())

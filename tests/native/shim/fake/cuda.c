@@ -123,7 +123,7 @@ EXPORT int cuDeviceTotalMem(unsigned int *bytes, int dev) {
 /* --- contexts ------------------------------------------------------------------------- */
 
 struct context {
-    int dev, active, retained;
+    int dev, active, retained, ordered;
     uint64_t bytes;
 };
 static struct context primaries[FAKE_CARDS], created[256];
@@ -133,6 +133,7 @@ static int start(struct context *ctx, int dev) {
     ctx->bytes = up(fake_number("FAKE_CONTEXT", 100 * MIB));
     int code = grow(card_of(dev), (int64_t)ctx->bytes);
     ctx->dev = dev;
+    ctx->ordered = 0;
     ctx->active = code == 0;
     return code;
 }
@@ -316,7 +317,8 @@ EXPORT int cuMemGetInfo(unsigned int *free, unsigned int *total) {
     return current == NULL ? 201 : 0;
 }
 
-/* --- pools: FAKE_CHUNK is the step, FAKE_DEFER keeps frees until a synchronisation ----------- */
+/* --- pools: FAKE_CHUNK is the step, FAKE_DEFER keeps frees until a synchronisation; FAKE_HIDDEN
+ * is what the first allocation takes for the driver itself, for the life of the context ------- */
 
 struct pool {
     int card, live;
@@ -374,6 +376,13 @@ EXPORT int cuMemPoolImportFromShareableHandle(struct pool **out, void *handle, i
 }
 static int pool_alloc(ptr_t *out, size_t bytes, struct pool *pool) {
     if (bytes == 0) return 1;
+    if (current != NULL && pool->card >= 0 && !current->ordered) {
+        uint64_t hidden = fake_number("FAKE_HIDDEN", 0);
+        int code = grow(card_of(current->dev), (int64_t)hidden);
+        if (code != 0) return code;
+        current->ordered = 1;
+        current->bytes += hidden;
+    }
     uint64_t rounded = (bytes + 511) / 512 * 512, chunk = fake_number("FAKE_CHUNK", GRANULE);
     uint64_t need = pool->used + pool->pending + rounded;
     if (need > pool->reserved) {
@@ -519,6 +528,8 @@ EXPORT int cuMemRetainAllocationHandle(unsigned long long *handle, void *addr) {
 }
 
 /* --- arrays and graphs: only what is asked for ------------------------------------------------------- */
+
+EXPORT int fake_take(unsigned long long bytes) { return grow(card_of(current->dev), (int64_t)bytes); }
 
 static int array(void **out, uint64_t bytes) {
     ptr_t ptr = 0;
