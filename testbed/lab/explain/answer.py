@@ -14,6 +14,7 @@ from testbed.lab.explain.remedies import remedies
 from testbed.lab.explain.room import ledger_of, need_mib, rooms
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import resource_names
 from testbed.stack.model import Request
 from testbed.stack.placement.decide import Offer, decide
 from testbed.stack.placement.reasons import explain as reasons_of
@@ -88,7 +89,8 @@ def _waiting(facts: Facts, request: PodRequest, asked: tuple[Ask, ...]) -> Expla
 
 def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ...]) -> Explanation:
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
-    closed = {name: why for name, node in by_name.items() if (why := excluded(facts.pod, node))}
+    ours = resource_names(facts.config)
+    closed = {n: why for n, node in by_name.items() if (why := excluded(facts.pod, node, ours))}
     offered = [name for name in by_name if name not in closed]
     ledger = ledger_of(books)
     failed = reasons_of(ledger, request, offered).failed
@@ -244,7 +246,7 @@ def _placed(facts: Facts, asked: tuple[Ask, ...], node: str) -> Explanation:
         trouble = sorted({flag for each in mine for flag in each.get("flags", ())})
         if trouble:
             says += f" ({', '.join(trouble)})"
-        notes = () if facts.containers is not None else ("the monitor does not tell what it gets",)
+        silent = facts.containers is None
         return _answer(
             facts,
             state="running",
@@ -252,17 +254,56 @@ def _placed(facts: Facts, asked: tuple[Ask, ...], node: str) -> Explanation:
             asked=asked,
             node=node,
             containers=mine,
-            notes=notes,
+            notes=("the monitor does not tell what it gets",) if silent else (),
         )
     phase = (pod["metadata"].get("annotations") or {}).get(names.POD_BIND_PHASE, "")
     line = pod_line(dict(pod))
     says = f"is placed on {node} and starts: {line}"
-    notes = ()
+    notes: tuple[str, ...] = ()
+    if absent := _absent_images(pod, facts.nodes, node):
+        notes = (absent,)
     if phase == names.PHASE_FAILED:
         says = f"is placed on {node}, and its devices could not be handed out: {line}"
     elif phase == names.PHASE_ALLOCATING:
-        notes = ("its devices are being handed out (bind phase allocating)",)
+        notes = ("its devices are being handed out (bind phase allocating)", *notes)
     return _answer(facts, state="starting", says=says, asked=asked, node=node, notes=notes)
+
+
+def _absent_images(pod: Raw, nodes: Sequence[Raw], where: str) -> str:
+    """Return which images of waiting containers are not on their node, and what is there."""
+    there = {
+        _short_image(name)
+        for node in nodes
+        if node["metadata"]["name"] == where
+        for image in (node.get("status") or {}).get("images") or ()
+        for name in image.get("names") or ()
+        if "@" not in name
+    }
+    status = pod.get("status") or {}
+    begun = {
+        each.get("name")
+        for key in ("initContainerStatuses", "containerStatuses")
+        for each in status.get(key) or ()
+        if "waiting" not in (each.get("state") or {}) and each.get("state")
+    }
+    wanted = [
+        _short_image(str(member.get("image", "")))
+        for _, member in containers(pod)
+        if member.get("name") not in begun
+    ]
+    missing = sorted({image for image in wanted if image and image not in there})
+    if not missing or not there:
+        return ""
+    return (
+        f"{', '.join(missing)} is not on {where} and is pulled from its registry; "
+        f"there are {', '.join(sorted(there))}"
+    )
+
+
+def _short_image(reference: str) -> str:
+    """Return an image's reference as people write it, with its tag."""
+    short = reference.removeprefix("docker.io/").removeprefix("library/")
+    return short if ":" in short.rpartition("/")[2] else f"{short}:latest"
 
 
 # --- parts ------------------------------------------------------------------------

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed import units
+from testbed.errors import InputError
 from testbed.lab.explain.model import Raw
 
 
-def excluded(pod: Raw, node: Raw) -> str:
+def excluded(pod: Raw, node: Raw, ignored: Iterable[str] = ()) -> str:
     """Return why kube-scheduler does not offer a node for a pod, or nothing.
 
-    Looks at cordons, taints, selectors and required affinity; room for CPU and memory
-    is in the scheduler's own words.
+    Looks at cordons, taints, selectors, required affinity, and at resources that the node
+    has too little of even when it is empty; room for CPU and memory beside others is in
+    the scheduler's own words.
+
+    Args:
+        pod: The pod, raw.
+        node: The node, raw.
+        ignored: Resources that the scheduler leaves to the extender.
     """
     spec, tolerations = pod.get("spec") or {}, (pod.get("spec") or {}).get("tolerations") or []
     labels = node["metadata"].get("labels") or {}
@@ -33,6 +42,29 @@ def excluded(pod: Raw, node: Raw) -> str:
         terms = required.get("nodeSelectorTerms") or []
         if not any(_term(term, labels, node["metadata"]["name"]) for term in terms):
             return "required node affinity does not match"
+    return _short(pod, node, frozenset(ignored))
+
+
+def _short(pod: Raw, node: Raw, ignored: frozenset[str]) -> str:
+    """Return which resource one container alone asks more of than the node has."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    spec = pod.get("spec") or {}
+    for member in [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]:
+        resources = member.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for name, amount in asked.items():
+            # Without a domain it is Kubernetes' own; a node that tells none of it has not yet.
+            if name in ignored or ("/" not in name and name not in allocatable):
+                continue
+            if name not in allocatable:
+                near = difflib.get_close_matches(name, sorted(ignored), n=1, cutoff=0.8)
+                return f"it has no {name}" + (f" (did you mean {near[0]}?)" if near else "")
+            try:
+                wanted, there = units.quantity(amount), units.quantity(allocatable[name])
+            except InputError:
+                continue
+            if wanted > there:
+                return f"it has {allocatable[name]} {name} and {amount} are asked"
     return ""
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "CONFIG_VARIABLE",
     "FRONT",
     "PAUSE",
+    "PYTORCH",
     "Bind",
     "Image",
     "configuration",
@@ -28,6 +29,9 @@ __all__ = [
 
 #: The name that containerd is told to keep for the pods' first process.
 PAUSE = "registry.k8s.io/pause:3.10.2"
+#: What people write in their pods. The cases' own pods name the content instead. Not `latest`:
+#: kubelet would ask a registry for that each time.
+PYTORCH = "testbed/pytorch:local"
 #: File name of the OCI front in ``native_folder``.
 FRONT = "vgpu-oci-front"
 
@@ -40,7 +44,8 @@ _SCHEDULER = "/usr/local/bin/kube-scheduler"
 def prepare(progress: Progress) -> tuple[Image, ...]:
     """Return the images ``pause``, ``testbed/base``, ``kube-scheduler`` and ``pytorch``.
 
-    What is missing is made first; the second time it takes a fraction of a second.
+    Last comes the PyTorch image under the name that people write, ``PYTORCH``. What is
+    missing is made first; the second time it takes a fraction of a second.
 
     Raises:
         MissingTool, TestbedError.
@@ -54,6 +59,9 @@ def prepare(progress: Progress) -> tuple[Image, ...]:
     lent = [*rootfs.lent(), Bind(source=libraries, destination="/etc/ld.so.cache")]
     scheduler = programs.path("kube-scheduler").resolve()
     root = archive.layer(rootfs.entries())
+    torch_settings = archive.Settings(env=rootfs.env("pytorch"))
+    torch_binds = [*lent, Bind(source=torch_env, destination=f"{rootfs.ENVIRONMENTS}/pytorch")]
+    torch_name, _, torch_tag = PYTORCH.rpartition(":")
     return (
         _image(
             progress,
@@ -76,13 +84,8 @@ def prepare(progress: Progress) -> tuple[Image, ...]:
             archive.Settings(env=rootfs.env(), entrypoint=[_SCHEDULER]),
             [Bind(source=scheduler, destination=_SCHEDULER)],
         ),
-        _image(
-            progress,
-            "testbed/pytorch",
-            root,
-            archive.Settings(env=rootfs.env("pytorch")),
-            [*lent, Bind(source=torch_env, destination=f"{rootfs.ENVIRONMENTS}/pytorch")],
-        ),
+        _image(progress, torch_name, root, torch_settings, torch_binds),
+        _image(progress, torch_name, root, torch_settings, torch_binds, tag=torch_tag),
     )
 
 
@@ -121,7 +124,8 @@ def _image(
         f" {bind.destination}"
         for bind in binds
     ]
-    key = cache.key_of(_RECIPE, name, content, repr(settings.document()), *lent)
+    tags = [f"tag {tag}"] if tag else []
+    key = cache.key_of(_RECIPE, name, content, repr(settings.document()), *lent, *tags)
     reference = f"{name}:{tag or key}"
 
     def make(folder: Path, step: Step) -> None:

@@ -32,7 +32,7 @@ class Image:
 
 
 def find(images: Sequence[Image], name: str) -> Image:
-    """Return the image of that name (``testbed/base``).
+    """Return the first image of that name (``testbed/base``).
 
     Raises:
         KeyError: none has it.

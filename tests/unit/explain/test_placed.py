@@ -85,6 +85,24 @@ def test_a_monitor_that_is_silent(world):
     assert found.notes == ("the monitor does not tell what it gets",)
 
 
+def test_an_image_that_is_not_on_the_node_is_named_with_those_that_are(world):
+    facts = world(n1=[{}])
+    facts.nodes["n1"]["status"]["images"] = [
+        {"names": ["docker.io/testbed/pytorch:local", "docker.io/testbed/pytorch@sha256:00"]}
+    ]
+    waiting = {"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    subject = pod("p", node="n1", status={"containerStatuses": [waiting]})
+    subject["spec"]["containers"][0]["image"] = "testbed/pytorch"
+    assert explain(facts.facts(subject)).notes == (
+        "testbed/pytorch:latest is not on n1 and is pulled from its registry; "
+        "there are testbed/pytorch:local",
+    )
+    subject["spec"]["containers"][0]["image"] = "testbed/pytorch:local"
+    assert explain(facts.facts(subject)).notes == ()
+    subject["spec"]["containers"][0]["image"] = "registry:5000/x"
+    assert explain(facts.facts(subject)).notes[0].startswith("registry:5000/x:latest is not on n1")
+
+
 def test_a_pod_that_starts(world):
     waiting = {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "x"}}}
     subject = pod("p", node="n1", status={"containerStatuses": [waiting]})

@@ -169,6 +169,29 @@ def test_taints_that_are_tolerated(world, taint, toleration):
     assert found.says.startswith("fits on n1 now")
 
 
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            {"nvidia.com/gpumen": "4096"},
+            "it has no nvidia.com/gpumen (did you mean nvidia.com/gpumem?)",
+        ),
+        ({"example.com/fpga": "1"}, "it has no example.com/fpga"),
+        ({"memory": "64Gi"}, "it has 8Gi memory and 64Gi are asked"),
+        ({"cpu": "2", "memory": "8Gi", "ephemeral-storage": "1Gi", "nvidia.com/gpumem": "9"}, ""),
+    ],
+)
+def test_resources_that_a_node_does_not_have(world, asked, why):
+    facts = world(n1=[{}])
+    facts.nodes["n1"]["status"]["allocatable"].update(cpu="2", memory="8Gi")
+    found = explain(facts.facts(pod("p", limits={"nvidia.com/gpu": "1", **asked})))
+    if why:
+        assert found.says == "waits: none of 1 nodes is open to it"
+        assert found.counts == {why: 1}
+    else:
+        assert found.says.startswith("fits on n1 now")
+
+
 def test_what_fits_now_waits_for_the_scheduler(world):
     found = explain(world(n1=[{}]).facts(pod("p")))
     assert found.says == "fits on n1 now; the scheduler has not tried again yet"
