@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from testbed import units
 from testbed.errors import InputError
 
 INT32_MAX = 2**31 - 1
-#: The longest text of digits alone that is surely below the bound of a 64-bit number.
-_PLAIN_DIGITS = 15
+#: Longer texts are nobody's quantity, and are not kept.
+_LONGEST = 64
 _BYTE_SUFFIXES = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "k", "M", "G", "T", "P", "E")
 
 
@@ -83,19 +84,20 @@ def _at(container: Mapping[str, Any], where: str) -> str:
 
 def _whole(raw: object, most: int) -> int | None:
     """Return the number, None where it is none that can be meant."""
-    if isinstance(raw, str) and len(raw) <= _PLAIN_DIGITS and raw.isascii() and raw.isdigit():
-        number = int(raw)  # nearly every one, in a tenth of the time
-    else:
-        if isinstance(raw, bool) or not isinstance(raw, str | int | float):
-            return None
-        try:
-            exact = units.quantity(raw)
-        except InputError:
-            return None
-        if not 0 <= exact <= most or exact != exact.to_integral_value():
-            return None
-        number = int(exact)
-    return number if number <= most else None
+    if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+        return None
+    number = _number(str(raw)) if len(str(raw)) <= _LONGEST else None
+    return number if number is not None and number <= most else None
+
+
+@lru_cache(maxsize=4096)
+def _number(text: str) -> int | None:
+    """Return a text's whole number from 0 on; pods of a cluster say the same few again."""
+    try:
+        exact = units.quantity(text)
+    except InputError:
+        return None
+    return int(exact) if exact >= 0 and exact == exact.to_integral_value() else None
 
 
 def _refusal(where: str, raw: object, most: int, mib: bool) -> InputError:
@@ -143,9 +145,8 @@ def surprise(container: Mapping[str, Any], key: str, unit_mib: int, where: str) 
             continue
         exact = units.quantity(raw)
         if exact * unit_mib >= units.MIB:  # 1 TiB, counted in MiB
-            means = (
-                f"{where}.resources.{part}[{key}]: {raw} means {units.mib_text(exact * unit_mib)}"
-            )
+            much = units.mib_text(int(exact * unit_mib))
+            means = f"{where}.resources.{part}[{key}]: {raw} means {much}"
             better = _in_mib(str(raw), exact)
             return f"{means}, which no card has" + (f" ({better})" if better else "")
     return ""
