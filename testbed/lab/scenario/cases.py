@@ -79,6 +79,13 @@ def find_cases(root: Path, patterns: tuple[str, ...] = ("*",)) -> tuple[Case, ..
             or Path(pattern).absolute() == case.path.absolute()
             or wanted == "*"
         ]
+        if not matches and Path(pattern).is_file():
+            raise InputError(
+                f"{pattern} lies beside no question",
+                why="a parameter file is a case of the question in whose folder it lies",
+                hint=f"move it to one of "
+                f"{', '.join(sorted({str(case.folder) for case in every}))}, as NAME.yaml",
+            )
         if not matches:
             raise InputError(
                 f"no case matches {pattern!r}",

@@ -314,6 +314,14 @@ def test_cases_are_found_by_pattern_question_and_path():
         find_cases(root / "nowhere")
 
 
+def test_a_parameter_file_that_lies_elsewhere_is_told_where_to_go(tmp_path):
+    root, elsewhere = ROOT / "scenarios", tmp_path / "mine.yaml"
+    elsewhere.write_text("pods: {}\n")
+    with pytest.raises(InputError, match="lies beside no question") as refused:
+        find_cases(root, (str(elsewhere),))
+    assert str(root / "co_location") in refused.value.hint
+
+
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "", "word"])
 def test_a_parameter_file_that_is_none(tmp_path, content):
     path = tmp_path / "x.yaml"
