@@ -45,10 +45,16 @@ def kube(api_server: Any, tmp_path: Path) -> Iterator[Kube]:
     path.write_text(_kubeconfig(api_server.url, api_server.ca, *api_server.admin))
     with Kube(path) as found:
         yield found
-        # Else the pods of other tests would be shown to webhooks that are not there.
-        version, kind = "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"
-        for left in found.list(version, kind, labels=SELECTOR):
-            found.delete(version, kind, left["metadata"]["name"])
+        # Else the pods of other tests would be shown to webhooks that are not there, and
+        # their nodes could not be written to.
+        version = "admissionregistration.k8s.io/v1"
+        for kind in (
+            "MutatingWebhookConfiguration",
+            "ValidatingAdmissionPolicyBinding",
+            "ValidatingAdmissionPolicy",
+        ):
+            for left in found.list(version, kind, labels=SELECTOR):
+                found.delete(version, kind, left["metadata"]["name"])
 
 
 def _kubeconfig(server: str, ca: Path, cert: Path, key: Path) -> str:
@@ -275,12 +281,9 @@ def test_failed_deployment_says_why(kube: Kube, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("testbed.lab.deploy.stack._GONE_S", 0.5)
     with pytest.raises(WaitTimeout, match="Namespace vgpu-failed still exists"):
         undeploy(kube, QuietProgress(), namespace="vgpu-failed")
-    assert (
-        kube.find(
-            "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "vgpu-failed-webhook"
-        )
-        is None
-    )
+    for kind in ("MutatingWebhookConfiguration", "ValidatingAdmissionPolicy"):
+        kept = kube.list("admissionregistration.k8s.io/v1", kind)
+        assert not [o for o in kept if o["metadata"]["name"].startswith("vgpu-failed")]
     assert kube.find("rbac.authorization.k8s.io/v1", "ClusterRole", "vgpu-failed-plugin") is None
 
 
