@@ -299,4 +299,8 @@ void vgpu_refused(int entry, const char *what, uint64_t bytes) {
              (unsigned long long)(entry < 0 ? 0 : vgpu_used(entry)));
 }
 
+int vgpu_members(int entry, struct vgpu_member *members) {
+    return entry < 0 || !join() ? 0 : vgpu_shared_members(entry, members);
+}
+
 void vgpu_announce(void) { join(); }

@@ -64,6 +64,8 @@ uint64_t vgpu_expected_context(int entry); /* as others of the container found i
 bool vgpu_over(int entry); /* whether the container holds more than its limit */
 uint64_t vgpu_used(int entry); /* by all processes of the container */
 void vgpu_refused(int entry, const char *what, uint64_t bytes);
+struct vgpu_member;
+int vgpu_members(int entry, struct vgpu_member *members); /* as vgpu_shared_members */
 void vgpu_announce(void); /* claim a record: the monitor sees that this process is covered */
 
 #endif

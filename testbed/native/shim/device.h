@@ -15,6 +15,9 @@ bool vgpu_current(int *entry, CUcontext *ctx);
 /* The entry of a stream's device (NULL and the two default handles: the current one). */
 bool vgpu_stream_entry(CUstream stream, int *entry, CUdevice *dev);
 
+/* The entry of a device of NVML's. */
+int vgpu_nvml_entry(nvmlDevice_t device);
+
 /* uuid as NVML writes it, "GPU-" and 36 characters. */
 bool vgpu_device_uuid(CUdevice dev, char text[64]);
 

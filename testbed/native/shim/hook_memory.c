@@ -17,6 +17,16 @@ static CUresult conclude(CUresult result, CUdeviceptr ptr, int entry, struct vgp
     return result;
 }
 
+/* Beyond the card's own memory a limit that was promised in full is held by managed memory,
+ * whose pages the driver moves. */
+#define ATTACH_GLOBAL 1
+static CUresult or_managed(CUresult result, CUdeviceptr *ptr, size_t bytes) {
+    if (result != CUDA_ERROR_OUT_OF_MEMORY || !vgpu_enter()) return result;
+    bool more = vgpu_oversubscribed();
+    vgpu_leave();
+    return more ? VGPU_CALL(cuMemAllocManaged, ptr, bytes, ATTACH_GLOBAL) : result;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes) {
     int entry;
     CUcontext ctx;
@@ -24,7 +34,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes) {
         return VGPU_CALL(cuMemAlloc_v2, ptr, bytes);
     struct vgpu_cost cost = vgpu_cost_of(bytes);
     if (!vgpu_take(entry, cost, "allocation", bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = VGPU_CALL(cuMemAlloc_v2, ptr, bytes);
+    CUresult result = or_managed(VGPU_CALL(cuMemAlloc_v2, ptr, bytes), ptr, bytes);
     return conclude(result, result == CUDA_SUCCESS ? *ptr : 0, entry, cost, ctx);
 }
 

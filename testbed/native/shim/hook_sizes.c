@@ -80,7 +80,7 @@ CUresult cuMemGetInfo(unsigned int *free, unsigned int *total) {
     return result;
 }
 
-static int nvml_entry(nvmlDevice_t device) {
+int vgpu_nvml_entry(nvmlDevice_t device) {
     char uuid[VGPU_UUID_TEXT] = "";
     unsigned int index = 0;
     if (VGPU_CALL(nvmlDeviceGetUUID, device, uuid, sizeof uuid) != NVML_SUCCESS)
@@ -94,7 +94,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) 
     nvmlReturn_t result = VGPU_REAL(nvmlDeviceGetMemoryInfo)(device, memory);
     struct sizes sizes;
     if (result == NVML_SUCCESS && memory != NULL && vgpu_active() &&
-        capped(nvml_entry(device), memory->total, memory->free, &sizes)) {
+        capped(vgpu_nvml_entry(device), memory->total, memory->free, &sizes)) {
         memory->total = sizes.total;
         memory->free = sizes.free;
         memory->used = sizes.used;
@@ -107,7 +107,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *me
     nvmlReturn_t result = VGPU_REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
     struct sizes sizes;
     if (result == NVML_SUCCESS && memory != NULL && vgpu_active() &&
-        capped(nvml_entry(device), memory->total, memory->free, &sizes)) {
+        capped(vgpu_nvml_entry(device), memory->total, memory->free, &sizes)) {
         memory->total = sizes.total;
         memory->reserved = 0; /* the card's, not this container's */
         memory->free = sizes.free;

@@ -266,7 +266,18 @@
 
 #define VGPU_NVML_HOOKS(HOOK)                                                                      \
     HOOK(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))                    \
-    HOOK(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t * memory))
+    HOOK(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t * memory))              \
+    HOOK(nvmlDeviceGetComputeRunningProcesses,                                                     \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos))                  \
+    HOOK(nvmlDeviceGetComputeRunningProcesses_v2,                                                  \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetComputeRunningProcesses_v3,                                                  \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetProcessUtilization,                                                          \
+         (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,       \
+          unsigned long long since_us))                                                            \
+    HOOK(nvmlDeviceGetProcessesUtilizationInfo,                                                    \
+         (nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info))
 
 #define VGPU_CUDA_USES(USE)                                                                        \
     USE(cuCtxGetCurrent, (CUcontext * ctx))                                                        \
@@ -296,14 +307,7 @@
     USE(nvmlShutdown, (void))                                                                      \
     USE(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device))                       \
     USE(nvmlDeviceGetUUID, (nvmlDevice_t device, char *uuid, unsigned int length))                 \
-    USE(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index))                            \
-    USE(nvmlDeviceGetProcessUtilization,                                                           \
-        (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,        \
-         unsigned long long since_us))                                                             \
-    USE(nvmlDeviceGetComputeRunningProcesses_v3,                                                   \
-        (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                      \
-    USE(nvmlDeviceGetComputeRunningProcesses_v2,                                                   \
-        (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))
+    USE(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index))
 
 /* --- derived: identifiers, function types, exported declarations ------------- */
 

@@ -22,6 +22,24 @@ typedef struct {
 
 typedef struct {
     unsigned int pid;
+    unsigned long long used_bytes;
+} nvmlProcessInfo_v1_t;
+
+typedef struct {
+    unsigned long long time_us;
+    unsigned int pid;
+    unsigned int sm, memory, encoder, decoder, jpeg, optical_flow;
+} nvmlProcessUtilizationInfo_v1_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned int count;
+    unsigned long long since_us;
+    nvmlProcessUtilizationInfo_v1_t *samples;
+} nvmlProcessesUtilizationInfo_t;
+
+typedef struct {
+    unsigned int pid;
     unsigned long long time_us;
     unsigned int sm, memory, encoder, decoder; /* percent */
 } nvmlProcessUtilizationSample_t;
@@ -35,6 +53,9 @@ enum {
 
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvml memory v2");
 _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvml process info");
+_Static_assert(sizeof(nvmlProcessInfo_v1_t) == 16, "nvml process info v1");
+_Static_assert(sizeof(nvmlProcessUtilizationInfo_v1_t) == 40, "nvml process utilisation info");
+_Static_assert(sizeof(nvmlProcessesUtilizationInfo_t) == 24, "nvml utilisation of processes");
 _Static_assert(sizeof(nvmlProcessUtilizationSample_t) == 32, "nvml process utilisation");
 
 #endif

@@ -365,6 +365,30 @@ void vgpu_shared_denied(int device) {
         atomic_fetch_add((_Atomic uint64_t *)&extension->denied[device], 1);
 }
 
+/* --- who they are -------------------------------------------------------------- */
+
+/* The owner of a record lock as the kernel names it here: 0 = nobody, or out of sight. */
+static uint32_t owner(int i) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1};
+    if (vgpu_fcntl(lock_fd, F_GETLK, (long)&lock) != 0 || lock.l_type == F_UNLCK) return 0;
+    return lock.l_pid > 0 ? (uint32_t)lock.l_pid : 0;
+}
+
+int vgpu_shared_members(int device, struct vgpu_member members[VGPU_MAX_PROCESSES]) {
+    int found = 0;
+    for (int i = 0, used = (int)records_used(); i < used; i++) {
+        struct vgpu_process_record *entry = &extension->records[i];
+        if (!(LOAD(entry->generation) & 1)) continue;
+        uint64_t bytes = add(LOAD(entry->use[device].context_bytes),
+                             add(LOAD(entry->use[device].module_bytes),
+                                 LOAD(entry->use[device].buffer_bytes)));
+        uint32_t pid = i == record ? (uint32_t)vgpu_getpid() : owner(i);
+        if (pid != 0 && bytes != 0)
+            members[found++] = (struct vgpu_member){.pid = pid, .bytes = bytes};
+    }
+    return found;
+}
+
 /* --- what no process accounts for ------------------------------------------------ */
 
 static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }

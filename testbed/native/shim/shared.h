@@ -36,6 +36,13 @@ void vgpu_shared_publish(int device, const struct vgpu_device_use *use);
 
 void vgpu_shared_denied(int device);
 
+/* The living processes of the container that hold something of a device; how many there are. */
+struct vgpu_member {
+    uint32_t pid; /* in our PID namespace */
+    uint64_t bytes;
+};
+int vgpu_shared_members(int device, struct vgpu_member members[VGPU_MAX_PROCESSES]);
+
 /* What the card counts for the container beyond what its processes do, as the monitor's
  * readings show it. `sum` is the processes' present figure. The first is called under the
  * device's accounting lock; the second whenever the sum has changed. */

@@ -294,6 +294,40 @@ def fill(step: int = 2 * MIB) -> int:
     return held
 
 
+class ProcessInfo(ctypes.Structure):
+    _fields_ = (("pid", c_uint), ("used", c_uint64), ("gi", c_uint), ("ci", c_uint))
+
+
+class ProcessInfoV1(ctypes.Structure):
+    _fields_ = (("pid", c_uint), ("used", c_uint64))
+
+
+class Sample(ctypes.Structure):
+    _fields_ = (("pid", c_uint), ("time", c_uint64), ("sm", c_uint), ("rest", c_uint * 3))
+
+
+def nvml_device(index: int = 0) -> c_void_p:
+    device = c_void_p()
+    assert nvml().nvmlDeviceGetHandleByIndex_v2(index, byref(device)) == 0
+    return device
+
+
+def processes(suffix: str = "_v3", room: int = 8) -> list[Any]:
+    """[code, count, [[pid, bytes]]]"""
+    kind = ProcessInfo if suffix else ProcessInfoV1
+    infos, count = (kind * 8)(), c_uint(room)
+    function = getattr(nvml(), "nvmlDeviceGetComputeRunningProcesses" + suffix)
+    code = function(nvml_device(), byref(count), infos if room else None)
+    found = [[infos[i].pid, infos[i].used] for i in range(count.value)] if code == 0 else []
+    return [code, count.value, found]
+
+
+def utilization() -> list[Any]:
+    samples, count = (Sample * 8)(), c_uint(8)
+    code = nvml().nvmlDeviceGetProcessUtilization(nvml_device(), samples, byref(count), c_uint64(0))
+    return [code, [[samples[i].pid, samples[i].sm] for i in range(count.value)]]
+
+
 def fake_calls(name: str) -> int:
     return cuda().fake_calls(name.encode())
 

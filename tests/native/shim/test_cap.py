@@ -108,6 +108,26 @@ def test_an_oversubscribed_limit_is_told_in_full(container: Make) -> None:
         assert program("info()") == [0, 17 * GIB - CONTEXT, 17 * GIB]
 
 
+@pytest.mark.parametrize("oversubscribe", [True, False])
+def test_beyond_the_card_allocations_become_managed(container: Make, oversubscribe: bool) -> None:
+    box = container(20 * GIB, oversubscribe=oversubscribe, FAKE_SWAP="1")
+    with box.start() as program:
+        program("context()")
+        assert program("alloc(15 * GIB)")[0] == 0
+        code, ptr = program("alloc(4 * GIB)")
+        if not oversubscribe:
+            assert code == OUT_OF_MEMORY
+            assert box.used() == CONTEXT + 15 * GIB
+            return
+        assert code == 0
+        assert program("fake_calls('cuMemAllocManaged')") == 1
+        assert box.used() == CONTEXT + 19 * GIB
+        assert program("fake_used()") == CONTEXT + 15 * GIB
+        assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY  # the cap
+        assert program(f"free({ptr})") == 0
+        assert box.used() == CONTEXT + 15 * GIB
+
+
 def test_a_cap_below_the_context(container: Make) -> None:
     """D1: the context is there, nothing is free, nothing can be allocated."""
     with container(64 * MIB).start() as program:
@@ -420,6 +440,45 @@ def test_without_room_for_it_there_is_no_stream_ordered_memory(container: Make) 
         program(f"free({ptr})")
         assert program("alloc_async(100 * MIB)")[0] == 0
         assert box.used() == CONTEXT + 170 * MIB == program("fake_used()")
+
+
+# --- who NVML says is there -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nvml", ["own", "foreign"])
+def test_process_lists_are_the_containers_own(container: Make, nvml: str) -> None:
+    """Also where NVML counts in another PID namespace, and tells nobody of ours."""
+    box = container(GIB, FAKE_NVML=nvml)
+    with box.start() as first, box.start() as second:
+        first("context()")
+        used = [CONTEXT, CONTEXT + 10 * MIB]
+        if nvml == "foreign":  # the context's cost is the card's growth then
+            assert box.used() == CONTEXT
+        assert first("processes()") == [0, 1, [[first.pid, CONTEXT]]]
+        second("context(); alloc(10 * MIB)")
+        pairs = [[first.pid, used[0]], [second.pid, used[1]]]
+        for suffix in ("", "_v3"):
+            code, count, found = first(f"processes({suffix!r})")
+            assert (code, count, sorted(found)) == (0, 2, sorted(pairs))
+        assert first("processes('_v3', 1)")[:2] == [7, 2]
+        assert first("processes('_v3', 0)")[:2] == [7, 2]
+        assert first("utilization()") == [0, [[first.pid, 30]]]
+        second.kill()
+        assert first("processes()")[1] == 1
+
+
+def test_control_of_process_lists(gibibyte: Container) -> None:
+    with gibibyte.without_library().start() as program:
+        program("context()")
+        assert [1000001, 5 * MIB] in program("processes()")[2]
+        assert [1000001, 60] in program("utilization()")[1]
+
+
+def test_a_process_without_memory_is_in_no_list(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("cuda().cuInit(0)")
+        assert program("processes()") == [0, 0, []]
+        assert program("utilization()") == [6, []]
 
 
 # --- what the monitor reads from the card ----------------------------------------------

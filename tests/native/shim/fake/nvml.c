@@ -6,7 +6,8 @@
 
 #include "fake.h"
 
-/* FAKE_NVML: "own" tells this process's bytes, "used" the card's only, "none" fails */
+/* FAKE_NVML: "own" tells this process's bytes, "foreign" those of others only, "used" the
+ * card's only, "none" fails */
 static int mode(const char *wanted) {
     const char *text = getenv("FAKE_NVML");
     return strcmp(text == NULL ? "own" : text, wanted) == 0;
@@ -81,14 +82,58 @@ int nvmlDeviceGetMemoryInfo_v2(const int *device, struct memory_v2 *memory) {
     return 0;
 }
 
+/* Somebody else's: NVML tells the processes of the whole node. */
+#define FOREIGN 1000001u
+static int foreign(unsigned int *count, struct process *out) {
+    unsigned int room = *count;
+    *count = 1;
+    if (room < 1) return 7;
+    *out = (struct process){.pid = FOREIGN, .used = 5 << 20};
+    return 0;
+}
+
 /* Weak: bytes of this process are known where the driver double is loaded. */
 uint64_t fake_own(int card) __attribute__((weak));
 
 int nvmlDeviceGetComputeRunningProcesses_v3(const int *device, unsigned int *count,
                                             struct process *out) {
-    if (!mode("own")) return 3;
+    if (!mode("own")) return mode("foreign") ? foreign(count, out) : 3;
     uint64_t own = fake_own == NULL ? 0 : fake_own(card_of(device));
-    *count = own == 0 ? 0 : 1;
-    if (own != 0) *out = (struct process){.pid = (unsigned int)getpid(), .used = own};
+    unsigned int room = *count;
+    *count = 1 + (own != 0);
+    if (room < *count) return 7;
+    out[0] = (struct process){.pid = FOREIGN, .used = 5 << 20};
+    if (own != 0) out[1] = (struct process){.pid = (unsigned int)getpid(), .used = own};
+    return 0;
+}
+
+struct process_v1 {
+    unsigned int pid;
+    unsigned long long used;
+};
+int nvmlDeviceGetComputeRunningProcesses(const int *device, unsigned int *count,
+                                         struct process_v1 *out) {
+    struct process list[4];
+    unsigned int room = *count, all = 4;
+    int code = nvmlDeviceGetComputeRunningProcesses_v3(device, &all, list);
+    *count = all;
+    if (code != 0 || room < all) return code != 0 ? code : 7;
+    for (unsigned int i = 0; i < all; i++) out[i] = (struct process_v1){list[i].pid, list[i].used};
+    return 0;
+}
+
+struct sample {
+    unsigned int pid;
+    unsigned long long time;
+    unsigned int sm, memory, encoder, decoder;
+};
+int nvmlDeviceGetProcessUtilization(const int *device, struct sample *out, unsigned int *count,
+                                    unsigned long long since) {
+    (void)device; (void)since;
+    unsigned int room = *count;
+    *count = 2;
+    if (out == NULL || room < 2) return 7;
+    out[0] = (struct sample){.pid = FOREIGN, .time = 1, .sm = 60};
+    out[1] = (struct sample){.pid = (unsigned int)getpid(), .time = 1, .sm = 30};
     return 0;
 }
