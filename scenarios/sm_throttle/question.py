@@ -155,7 +155,6 @@ class SmThrottle:
                             names.RESOURCE_CORES: str(share),
                         },
                         env={names.ENV_CORE_POLICY: "force"},
-                        workload="turns.py",
                         parameters={
                             "hold_seconds": parameters.hold_seconds,
                             "seconds": parameters.seconds,
@@ -172,7 +171,7 @@ class SmThrottle:
                         },
                     ),
                 ),
-                files=("facts.py",),
+                files=("facts.py", "turns.py"),
                 annotations={names.CARD_POLICY: "binpack"},
             )
             for share in parameters.shares

@@ -1,4 +1,4 @@
-"""What runs in each pod: kernels of one length in one pattern, turn by turn.
+"""Kernels of one length in one pattern, turn by turn, in one process.
 
 It says when a turn began and ended and how many kernels it did; what share of the card
 that was, the card's own count tells.
@@ -7,13 +7,12 @@ that was, the card's own count tells.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import deque
 from typing import Any
 
-from facts import RELEASE, emit, wait_for_release
+from facts import emit, wait_for_release
 
 #: Kernels of a graph, and of a batch whose end is waited for when a queue is kept full.
 GRAPH = 8
@@ -67,8 +66,6 @@ def main(parameters: dict[str, Any]) -> int:
     import pynvml as nvml
     import torch
 
-    RELEASE.mkdir(parents=True, exist_ok=True)
-    emit("started", pid=os.getpid())
     nvml.nvmlInit()
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     hertz = 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
@@ -84,9 +81,8 @@ def main(parameters: dict[str, Any]) -> int:
         emit("released", phase=name, in_time=in_time)
         kernels = work.turn(int(turn["kernel_us"]), turn["pattern"], float(parameters["seconds"]))
         emit("worked", phase=name, kernels=kernels)
-    emit("finished", code=0)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(os.environ["WORKLOAD_PARAMETERS"])))
+    sys.exit(main(json.loads(sys.argv[1])))
