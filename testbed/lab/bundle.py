@@ -41,6 +41,8 @@ KINDS = (
     ("apps/v1", "Deployment"),
     ("apps/v1", "DaemonSet"),
     ("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"),
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"),
+    ("v1", "ResourceQuota"),
 )
 LOG_LINES = 5000
 #: What a part may fail with: the rest is collected all the same.
