@@ -675,7 +675,8 @@ def test_no_container_sees_the_home_folder(lab, sleeper):
                     looked.append(found.stdout)
     finally:
         canary.unlink()
-    assert len(looked) == 5 and set(looked) == {"end\n"}
+    # Ours, the extender, plugin, monitor and both webhooks.
+    assert len(looked) == 6 and set(looked) == {"end\n"}
 
 
 # --- the control -------------------------------------------------------------------
