@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.errors import CodecError
 from testbed.lab.deploy import Reading, cards, ledger
+from testbed.lab.deploy.common import MONITOR, NAME
 from testbed.lab.kube import ApiError, Kube
 from testbed.stack import names
 from testbed.stack.codec import decode_register
@@ -73,6 +75,23 @@ class ClusterAccess:
 
     def ledger(self) -> Mapping[str, Any]:
         return ledger(self._kube, namespace=self._stack_namespace)
+
+    def unenforced(self) -> Mapping[tuple[str, str], str]:
+        """Return the containers whose limits nothing holds, as the monitors say."""
+        found = {}
+        label = f"{NAME}={MONITOR}"
+        for pod in self._kube.list("v1", "Pod", self._stack_namespace, labels=label):
+            name = pod["metadata"]["name"]
+            told = json.loads(
+                self._kube.pod_proxy(
+                    self._stack_namespace, name, names.PORT_MONITOR, "/v1/containers"
+                )
+            )
+            for container in told["containers"]:
+                if container["unenforced"]:
+                    key = (container["pod_uid"], container["container"])
+                    found[key] = container["unenforced"]
+        return found
 
     def why(self, namespace: str, name: str) -> str:
         """Return the last warnings about a pod, for people."""

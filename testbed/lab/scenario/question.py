@@ -143,6 +143,8 @@ class Trial:
     started: float
     ended: float
     budget_hits: int = 0  # refusals by the host's memory budget, on any card, meanwhile
+    #: (pod uid, container) -> why nothing held its limits, as monitors told when a phase was full.
+    unenforced: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 class Question(Protocol):

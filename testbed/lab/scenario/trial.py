@@ -60,6 +60,10 @@ class Access(Protocol):
 
     def ledger(self) -> Mapping[str, Any]: ...
 
+    def unenforced(self) -> Mapping[tuple[str, str], str]:
+        """Return the containers whose limits nothing holds, by pod uid and name, and why."""
+        ...
+
     def why(self, namespace: str, name: str) -> str:
         """Return the last warnings about a pod, for people."""
         ...
@@ -134,6 +138,7 @@ class _Run:
         self._pods = [WatchedPod.of(m) for m in manifests if m["kind"] == "Pod"]
         self._samples: dict[tuple[float, str, int], Sample] = {}
         self._ledger: Mapping[str, Any] = {}
+        self._unenforced: dict[tuple[str, str], str] = {}
         self._ahead: dict[str, float] = {}  # node -> its clock minus ours
         self.started = clock()
         first = self._patiently(lambda: access.cards(self.started))
@@ -154,6 +159,7 @@ class _Run:
         if ready:
             if not self._ledger:
                 self._ledger = self._patiently(self._access.ledger)
+            self._unenforced |= self._patiently(self._access.unenforced)
             self._let_on(ready)
         self._tell(where(self._pods))
         return not any(pod.looks for pod in self._pods)
@@ -176,6 +182,7 @@ class _Run:
             source=self._last.source,
             registered=self._registered,
             ledger=self._ledger,
+            unenforced=dict(self._unenforced),
             started=self.started,
             ended=self._clock(),
             budget_hits=_hits(self._last) - _hits(self._first),

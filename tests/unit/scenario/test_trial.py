@@ -71,6 +71,10 @@ class FakeAccess:
                 if name not in self.slow and self.of[name]:
                     self._hold(key, self.of[name][0])
 
+    def unenforced(self):
+        self._blip("unenforced")
+        return {("uid-a", "main"): "no-region"} if self.releases else {}
+
     def pod(self, namespace, name):
         self._blip("pod")
         if not self.started or name in self.deletions:
@@ -187,6 +191,7 @@ def test_pods_are_released_together_after_enough_samples():
         release = min(at for _, p, at in access.releases if p == phase)
         assert len({s.time for s in trial.samples if holding < s.time <= release}) >= TICKS
     assert trial.ledger == {"pods": {"uid-a": "x"}}
+    assert trial.unenforced == {("uid-a", "main"): "no-region"}
     assert trial.pods["a"].problem == ""
 
 
@@ -265,7 +270,8 @@ def test_the_deadline_names_where_each_pod_stood():
 
 @pytest.mark.parametrize("error", BLIPS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
-    "call", ["start", "pod", "log", "release", "delete", "cards", "registered", "ledger"]
+    "call",
+    ["start", "pod", "log", "release", "delete", "cards", "registered", "ledger", "unenforced"],
 )
 def test_a_blip_changes_nothing(call, error):
     access = FakeAccess()
