@@ -1,0 +1,227 @@
+"""Can a pod get round its limit, and if so, is it seen?
+
+Pure: one pod a way; says what the card counted for each and what the monitor said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import msgspec
+
+from testbed.errors import InputError
+from testbed.lab.report.chart import Chart, make_chart
+from testbed.lab.scenario.failure import last_error
+from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
+from testbed.lab.scenario.record import Check, Control
+from testbed.stack import names
+from testbed.units import MIB
+
+#: Ways that are stopped, and ways that nothing in user space can stop.
+STOPPED = ("disable_variable", "limit_variable", "empty_environment", "other_preload")
+OPEN = ("own_loader", "driver_copy")
+PHASE = "taken"
+#: Sampling times of the monitor (a quarter of a second) in which an open way must be shown.
+TICKS = 20
+#: What a pod tries to have, percent of its cap.
+CEILING_PCT = 150
+
+ABOVE = "above the cap"
+
+MEANINGS = {
+    "stopped": "A pod that tries to get round its cap this way has no more than it all the same.",
+    "shown": "This way is open, as documented, and the monitor calls the container unenforced"
+    " within five seconds.",
+}
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters of a case."""
+
+    ways: tuple[
+        Literal[
+            "disable_variable",
+            "limit_variable",
+            "empty_environment",
+            "other_preload",
+            "own_loader",
+            "driver_copy",
+        ],
+        ...,
+    ] = (*STOPPED, *OPEN)  # type: ignore[assignment]  # the same words
+    #: Every pod's cap, MiB.
+    gpumem: int = 4096
+    #: How long a pod waits to be released before it goes on alone.
+    hold_seconds: float = 60.0
+
+
+def pod_name(way: str) -> str:
+    return way.replace("_", "-")
+
+
+class Bypass:
+    """The question, as the testbed runs it."""
+
+    name = "bypass"
+    title = "Can a pod get round its limit, and if so, is it seen?"
+    parameters = Parameters
+    asserts_limit = True
+    meanings: ClassVar[Mapping[str, str]] = MEANINGS
+
+    def validate(self, parameters: Parameters) -> None:
+        """Refuse what cannot run, or what no control could tell."""
+        if not set(parameters.ways) & set(STOPPED):
+            raise InputError(
+                "no way is to be stopped",
+                why="then the control has nothing to show",
+                hint="name one of " + ", ".join(STOPPED),
+            )
+        if len(set(parameters.ways)) < len(parameters.ways):
+            raise InputError(f"ways are {list(parameters.ways)}", hint="name each once")
+        if not 1024 <= parameters.gpumem <= 8192 or not 10 <= parameters.hold_seconds <= 600:
+            raise InputError(
+                f"gpumem is {parameters.gpumem}, hold_seconds {parameters.hold_seconds:g}",
+                hint="use 1024 to 8192, 10 to 600",
+            )
+
+    def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
+        """Return one pod for each way."""
+        return tuple(
+            PodPlan(
+                name=pod_name(way),
+                containers=(
+                    ContainerPlan(
+                        limits={
+                            names.RESOURCE_COUNT: "1",
+                            names.RESOURCE_MEMORY: str(parameters.gpumem),
+                        },
+                        env=_own_environment(way, parameters.gpumem),
+                        parameters={
+                            "way": way,
+                            "ceiling_mib": parameters.gpumem * CEILING_PCT // 100,
+                            "ticks": TICKS,
+                            "hold_seconds": parameters.hold_seconds,
+                        },
+                    ),
+                ),
+                files=("facts.py", "take.py"),
+                annotations={names.CARD_POLICY: "binpack"},
+            )
+            for way in parameters.ways
+        )
+
+    def needs(self, parameters: Parameters) -> int:
+        """Return how many cards one node must have."""
+        del parameters
+        return 1
+
+    def checks(
+        self, parameters: Parameters, trial: Trial, control: Trial | None = None
+    ) -> tuple[Check, ...]:
+        """Judge a run with the limiter."""
+        del control
+        return tuple(
+            stopped(parameters, trial, way) if way in STOPPED else shown(parameters, trial, way)
+            for way in parameters.ways
+        )
+
+    def control(self, parameters: Parameters, trial: Trial) -> Control:
+        """Judge the same pods without the limiter: nothing stops them."""
+        found = tuple(stopped(parameters, trial, way) for way in parameters.ways if way in STOPPED)
+        reasons = [
+            f"{check.pod}: {check.reason or 'held'}" for check in found if check.reason != ABOVE
+        ]
+        return Control(
+            verdict="error" if reasons else "pass", checks=found, reason="; ".join(reasons)
+        )
+
+    def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
+        """Return each pod's memory over time."""
+        caps = {pod_name(way): float(parameters.gpumem) for way in parameters.ways}
+        return make_chart(trial, control, memory=caps)
+
+
+def _own_environment(way: str, cap_mib: int) -> dict[str, str]:
+    """Return what the pod's author sets."""
+    if way == "disable_variable":
+        return {names.ENV_DISABLE_CONTROL: "true"}
+    if way == "limit_variable":
+        more = f"{cap_mib * 10}m"
+        return {names.ENV_MEMORY_LIMIT: more, f"{names.ENV_MEMORY_LIMIT}_0": more}
+    return {}
+
+
+def _counted(trial: Trial, way: str) -> float | str:
+    """Return the most that the card counted for a pod, MiB, or why that is not known."""
+    pod = trial.pods.get(pod_name(way))
+    if pod is None:
+        return "no pod"
+    trace = pod.container("main")
+    end = trace.event("released", PHASE)
+    if trace.event("taken") is None or end is None:
+        failure = trace.event("error")
+        told = last_error(str(failure["text"])) if failure else trace.problem
+        return f"its workload did not get there: {told or 'no such event'}"
+    sums: dict[float, int] = {}
+    for sample in trial.samples:
+        if sample.pod_uid == pod.uid and sample.time <= end["time"]:
+            sums[sample.time] = sums.get(sample.time, 0) + sample.bytes
+    return max(sums.values()) / MIB if any(sums.values()) else "the card counted nothing of it"
+
+
+def stopped(parameters: Parameters, trial: Trial, way: str) -> Check:
+    """Is the cap kept whatever the pod tries?"""
+    base = Check(
+        name="stopped",
+        pod=pod_name(way),
+        verdict="error",
+        asked=float(parameters.gpumem),
+        tolerance=0.0,
+        unit="MiB",
+        source=f"monitor ({trial.source})",
+        control="fail",
+    )
+    counted = _counted(trial, way)
+    if isinstance(counted, str):
+        return msgspec.structs.replace(base, reason=counted)
+    # Who did not come near his cap did not try.
+    low = counted < parameters.gpumem * 0.9
+    reason = ABOVE if counted > parameters.gpumem else ""
+    return msgspec.structs.replace(
+        base,
+        verdict="fail" if reason or low else "pass",
+        card=counted,
+        reason=reason or ("it did not take what it may have" if low else ""),
+    )
+
+
+def shown(parameters: Parameters, trial: Trial, way: str) -> Check:
+    """Is a way that is open called so?"""
+    base = Check(
+        name="shown",
+        pod=pod_name(way),
+        verdict="error",
+        asked="unenforced",
+        source="monitor",
+        control="any",
+    )
+    counted = _counted(trial, way)
+    if isinstance(counted, str):
+        return msgspec.structs.replace(base, reason=counted)
+    said = trial.unenforced.get((trial.pods[pod_name(way)].uid, "main"), "")
+    reason = ""
+    if counted <= parameters.gpumem:
+        reason = "said to be open, and its cap held: the documentation is out of date"
+    elif not said:
+        reason = "nobody said that its limits are not held"
+    return msgspec.structs.replace(
+        base,
+        verdict="fail" if reason else "pass",
+        card=said or "nothing",
+        workload=f"{counted:,.0f} of {parameters.gpumem:,} MiB",
+        reason=reason,
+    )
+
+
+QUESTION = Bypass()
