@@ -12,6 +12,8 @@ exactly; text without a final ``;`` (older writers) counts its tail as a contain
 
 from __future__ import annotations
 
+from sys import intern
+
 from testbed.errors import CodecError
 from testbed.stack.model import ContainerShares, PodShares, Share
 
@@ -84,4 +86,7 @@ def _decode_device(item: str, whole: str) -> Share:
         ) from error
     if mem_mib < 0 or core_pct < 0:
         raise CodecError(f"device list {whole!r} cannot be read", why=f"{item!r} is negative")
-    return Share(uuid=fields[0], vendor=fields[1], mem_mib=mem_mib, core_pct=core_pct)
+    # A large cluster names each card in many pods, and few vendors.
+    return Share(
+        uuid=intern(fields[0]), vendor=intern(fields[1]), mem_mib=mem_mib, core_pct=core_pct
+    )

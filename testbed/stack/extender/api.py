@@ -139,7 +139,7 @@ class Api:
                 return None
             raise
 
-    async def list(self, path: str, take: Callable[[list[Any]], None], item: type = dict) -> str:
+    async def list(self, path: str, take: Callable[[list[Any]], None], item: Any = dict) -> str:
         """Read a collection in pages, and return its version.
 
         Args:
@@ -259,9 +259,9 @@ class _PageMeta(msgspec.Struct, rename={"continue_": "continue"}):
 
 
 @lru_cache(maxsize=8)
-def _page_decoder(item: type) -> msgspec.json.Decoder[Any]:
+def _page_decoder(item: Any) -> msgspec.json.Decoder[Any]:
     fields: list[tuple[str, Any, Any]] = [
-        ("items", list[item] | None, None),  # type: ignore[valid-type]
+        ("items", list[item] | None, None),
         ("metadata", _PageMeta, msgspec.field(default_factory=_PageMeta)),
     ]
     return msgspec.json.Decoder(msgspec.defstruct("Page", fields))

@@ -17,7 +17,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 
 
 class Source(Protocol):
-    async def list(self, path: str, take: Callable[[list[Any]], None]) -> str: ...
+    async def list(self, path: str, take: Callable[[list[Any]], None], item: Any) -> str: ...
 
     def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]: ...
 
@@ -32,6 +32,7 @@ class Follower:
         changed: Called with the object.
         gone: Called with its name.
         synced: Called after each complete list.
+        item: What objects of a list are decoded to.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Follower:
         changed: Callable[[Mapping[str, Any]], None],
         gone: Callable[[str], None],
         synced: Callable[[], None],
+        item: Any = dict,
     ) -> None:
         self._source = source
         self._path = path
@@ -50,6 +52,7 @@ class Follower:
         self._changed = changed
         self._gone = gone
         self._synced = synced
+        self._item = item
         self._known: set[str] = set()
         self._version = ""
         self._anew = False
@@ -101,7 +104,7 @@ class Follower:
                 present.add(self._identify(item))
                 self._changed(item)
 
-        version = await self._source.list(self._path, take)
+        version = await self._source.list(self._path, take, self._item)
         for name in self._known - present:
             self._gone(name)
         self._known = present

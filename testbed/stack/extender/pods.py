@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from sys import intern
+from typing import Any, TypedDict
 
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
-from testbed.stack.devices.vendor import read_shares
+from testbed.stack.devices.vendor import read_shares, vendors
 from testbed.stack.model import PodKey, PodShares
 from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.request import container_request, containers, initialised
 
 DEFAULTS = DeviceConfig()
 
+#: Pods have few shapes: each is kept once.
+_KINDS: dict[tuple[Kind, ...], tuple[Kind, ...]] = {}
 _TERMINAL = ("Succeeded", "Failed")
 
 
@@ -64,7 +67,7 @@ def pod_key(pod: Mapping[str, Any]) -> PodKey:
     if not isinstance(metadata, dict) or not isinstance(uid, str) or not uid:
         raise InputError("the pod has no uid")
     return PodKey(
-        namespace=str(metadata.get("namespace") or "default"),
+        namespace=intern(str(metadata.get("namespace") or "default")),
         name=str(metadata.get("name") or ""),
         uid=uid,
     )
@@ -85,10 +88,11 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     members = list(containers(pod))
     kinds = tuple(kind for kind, _ in members)
+    kinds = _KINDS.setdefault(kinds, kinds)
     shares, unreadable = _shares(annotations, len(kinds), config)
     return PodView(
         key=pod_key(pod),
-        node=spec.get("nodeName") or "",
+        node=intern(str(spec.get("nodeName") or "")),
         scheduler=spec.get("schedulerName") or "",
         terminal=status.get("phase") in _TERMINAL,
         shares=shares,
@@ -116,4 +120,60 @@ def _shares(
 
 
 def _counts(members: Iterable[Mapping[str, Any]], config: DeviceConfig) -> tuple[int, ...]:
-    return tuple(container_request(member, config).count for member in members)
+    counted = {vendor.count for vendor in vendors(config)}
+    return tuple(_count(member, counted, config) for member in members)
+
+
+def _count(member: Mapping[str, Any], counted: set[str], config: DeviceConfig) -> int:
+    limits = (member.get("resources") or {}).get("limits") or {}
+    given = [limits[name] for name in counted if name in limits]
+    if len(given) == 1 and isinstance(given[0], str) and given[0].isdecimal():
+        return int(given[0])  # as the API server writes it
+    return container_request(member, config).count
+
+
+class _Meta(TypedDict, total=False):
+    name: str
+    namespace: str
+    uid: str
+    resourceVersion: str
+    annotations: dict[str, str] | None
+
+
+class _Container(TypedDict, total=False):
+    name: str
+    restartPolicy: str | None
+    resources: dict[str, Any] | None
+
+
+class _Spec(TypedDict, total=False):
+    nodeName: str
+    schedulerName: str
+    priority: int | None
+    containers: list[_Container] | None
+    initContainers: list[_Container] | None
+
+
+class _Status(TypedDict, total=False):
+    phase: str
+    conditions: list[dict[str, Any]] | None
+    initContainerStatuses: list[dict[str, Any]] | None
+
+
+class PodPart(TypedDict, total=False):
+    """What ``view_of`` reads of a pod: the rest of a large list need not become objects."""
+
+    metadata: _Meta
+    spec: _Spec
+    status: _Status
+
+
+class _NodeStatus(TypedDict, total=False):
+    allocatable: dict[str, Any] | None
+
+
+class NodePart(TypedDict, total=False):
+    """What the ledger reads of a node."""
+
+    metadata: _Meta
+    status: _NodeStatus

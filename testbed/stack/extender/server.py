@@ -24,6 +24,7 @@ from testbed.stack.extender.handler import filter_pods, preempt, refused
 from testbed.stack.extender.leadership import Leadership
 from testbed.stack.extender.metrics import exposition
 from testbed.stack.extender.nodelock import NodeLocks
+from testbed.stack.extender.pods import NodePart, PodPart
 from testbed.stack.extender.recorder import Recorder
 from testbed.stack.extender.state import State
 from testbed.stack.extender.wire import (
@@ -133,6 +134,7 @@ class Extender:
             changed=state.node_changed,
             gone=state.node_gone,
             synced=nodes_synced,
+            item=NodePart,
         )
         pods = Follower(
             self._api,
@@ -141,6 +143,7 @@ class Extender:
             changed=state.pod_changed,
             gone=self._pod_gone,
             synced=pods_synced,
+            item=PodPart,
         )
         quotas = Follower(
             self._api,

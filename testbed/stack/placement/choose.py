@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from testbed.stack.placement.ledger import Mask, Numbers, count_true
 from testbed.stack.policy import CardPolicy, Weights
 
-_PPM = 1_000_000
+PPM = 1_000_000
 #: Larger than every fullness, small enough for the sum of a node's cards.
 _NEVER = np.int64(1) << 56
 #: NUMA nodes that are told apart; a machine with more has them counted together.
@@ -41,9 +41,9 @@ def fullness(
 ) -> Numbers:
     """Return each card's fullness: the weighted sum of used by total, request included."""
     full: Numbers = (
-        weights.slot * (slots * _PPM // np.maximum(slots_total, 1))
-        + weights.core * (cores * _PPM // np.maximum(cores_total, 1))
-        + weights.memory * (mem * _PPM // np.maximum(mem_total, 1))
+        weights.slot * (slots * PPM // np.maximum(slots_total, 1))
+        + weights.core * (cores * PPM // np.maximum(cores_total, 1))
+        + weights.memory * (mem * PPM // np.maximum(mem_total, 1))
     )
     return full
 

@@ -15,7 +15,14 @@ import numpy as np
 
 from testbed.errors import CodecError
 from testbed.stack.model import PodShares
-from testbed.stack.placement.fit import may_fit, place, score, shares_of
+from testbed.stack.placement.fit import (
+    decided_by_fullness,
+    may_fit,
+    place,
+    place_one,
+    score,
+    shares_of,
+)
 from testbed.stack.placement.ledger import Floats, Ledger, Mask, Rows
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
@@ -97,9 +104,16 @@ def decide(
         return None
     key = np.where(fits, grades * sign, -np.inf)
     several = sum(1 for request in pod.containers if request.count) > 1
+    plain = not several and _within(pod, room) and decided_by_fullness(pod)
     if not several:
         for row in _best(key, _TRIES):
             if offer.holds(ledger.quoted(row)):
+                if plain:
+                    shares = place_one(ledger, pod, row)
+                    if shares is not None:
+                        node = ledger.name_of(row)
+                        return Choice(node=node, shares=shares, score=float(grades[row]))
+                    continue
                 choice = _try(ledger, pod, np.array([row], np.int64), grades, room)
                 if choice is not None:
                     return choice
@@ -138,3 +152,15 @@ def _try(
         shares=shares_of(ledger, pod, placement, at, row),
         score=float(grades[row]),
     )
+
+
+def _within(pod: PodRequest, room: Amount) -> bool:
+    """Tell whether a pod with one asking container is within a quota wherever it goes."""
+    if room.unbounded:
+        return True
+    (request,) = (r for r in pod.containers if r.count)
+    if room.mem_mib is not None and (
+        request.mem_mib is None or request.count * request.mem_mib > room.mem_mib
+    ):
+        return False
+    return room.core_pct is None or request.count * request.core_pct <= room.core_pct

@@ -215,6 +215,7 @@ class Ledger:
         for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
             np.subtract.at(grid, where, taken[:, part])
         np.add.at(self.used, where[0], taken)
+        self._derive(slice(0, self.size))
 
     def promises_on(self, node: str) -> list[str]:
         """Return the uids of the pods that hold shares of a node."""
@@ -283,23 +284,30 @@ class Ledger:
         self.cordon: Mask = np.zeros(grid, np.bool_)
         self.shareable: Mask = np.zeros(grid, np.bool_)  # mode hami-core
         self.usable: Mask = np.zeros(grid, np.bool_)  # the four above at once
+        #: Usable, with a slot and some cores left: what every request needs.
+        self.open: Mask = np.zeros(grid, np.bool_)
         #: Sums of a row, for the node's score: used and total of slots, memory, cores.
         self.used: Numbers = np.zeros((self._capacity, 3), np.int64)
         self.total: Numbers = np.zeros((self._capacity, 3), np.int64)
+        #: One by each total, and the sum of used by total: a score is one product away.
+        self.inverse: Floats = np.zeros((self._capacity, 3))
+        self.grade: Floats = np.zeros(self._capacity)
 
     _GRIDS = (
         "slots_free", "slots_total", "mem_free", "mem_total", "core_free", "core_total",
-        "model", "numa", "vendor", "present", "healthy", "cordon", "shareable", "usable",
+        "model", "numa", "vendor", "present", "healthy", "cordon", "shareable", "usable", "open",
     )  # fmt: skip
 
     def _resize(self, capacity: int, width: int) -> None:
         rows, columns = self._capacity, self._width
-        old = {name: getattr(self, name) for name in (*self._GRIDS, "used", "total")}
+        flat = ("used", "total", "inverse", "grade")
+        old = {name: getattr(self, name) for name in (*self._GRIDS, *flat)}
         self._capacity, self._width = capacity, width
         self._allocate()
         for name in self._GRIDS:
             getattr(self, name)[:rows, :columns] = old[name]
-        self.used[:rows], self.total[:rows] = old["used"], old["total"]
+        for name in flat:
+            getattr(self, name)[:rows] = old[name]
 
     def _widen(self, cards: int) -> None:
         self._resize(self._capacity, -(-cards // _WORD) * _WORD)
@@ -331,6 +339,8 @@ class Ledger:
             getattr(self, name)[row] = 0
         self.used[row] = 0
         self.total[row] = 0
+        self.inverse[row] = 0
+        self.grade[row] = 0
 
     def _write_card(self, row: int, column: int, card: Card, cordoned: bool) -> None:
         self._places.setdefault(card.uuid, set()).add((row, column))
@@ -362,20 +372,31 @@ class Ledger:
             self.mem_total[row].sum(),
             self.core_total[row].sum(),
         )
+        self.inverse[row] = 1 / np.maximum(self.total[row], 1)
         self.used[row] = 0
+        self._derive(row)
+
+    def _derive(self, rows: int | slice) -> None:
+        """Compute what follows from the free values of a row, or of some."""
+        self.grade[rows] = (self.used[rows] * self.inverse[rows]).sum(axis=-1)
+        self.open[rows] = (
+            self.usable[rows] & (self.slots_free[rows] > 0) & (self.core_free[rows] > 0)
+        )
 
     def _book(self, held: Promise, sign: int) -> None:
         row = self._row.get(held.node)
         if row is None:
             return
+        slots, mem, core = 0, 0, 0
         for uuid, charge in held.charges:
             for place in self._places.get(uuid, ()):
                 if place[0] == row:
                     self.slots_free[place] -= sign * charge.slots
                     self.mem_free[place] -= sign * charge.mem_mib
                     self.core_free[place] -= sign * charge.core_pct
-                    self.used[row] += (
-                        sign * charge.slots,
-                        sign * charge.mem_mib,
-                        sign * charge.core_pct,
-                    )
+                    slots += charge.slots
+                    mem += charge.mem_mib
+                    core += charge.core_pct
+        if slots or mem or core:
+            self.used[row] += (sign * slots, sign * mem, sign * core)
+            self._derive(row)

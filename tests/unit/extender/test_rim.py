@@ -51,7 +51,7 @@ class Script:
         assert found == kind, f"asked for {kind}, the script has {found}"
         return value
 
-    async def list(self, path, take):
+    async def list(self, path, take, item):
         self.asked.append("list")
         value = self.next("list")
         if isinstance(value, Exception):
