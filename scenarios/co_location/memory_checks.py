@@ -107,6 +107,8 @@ def card_bytes(tenant: Tenant, trial: Trial, allocator: str, uuid: str, card: st
         return msgspec.structs.replace(base, reason=others)
     own = [s for s in trial.samples if s.uuid == uuid and s.container == tenant.container]
     held = ticks(own, pod.uid, holding["time"], released["time"])
+    # A tick's time is when it was stored: the first may have been read while it filled still.
+    held.pop(min(held, default=0.0), None)
     if not held:
         return msgspec.structs.replace(base, reason="the monitor took no sample while it was full")
     visible = trace.event("visible", allocator)
