@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "contexts.h"
+#include "graphs.h"
 #include "log.h"
 #include "pools.h"
 #include "shared.h"
@@ -67,6 +68,7 @@ static void set_up(void) {
     memset(held, 0, sizeof held);
     vgpu_track_forget();
     vgpu_pools_forget();
+    vgpu_graphs_forget();
     vgpu_contexts_forget();
     vgpu_throttle_forget();
     epoch++;

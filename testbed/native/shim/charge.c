@@ -1,5 +1,6 @@
 #include "charge.h"
 
+#include "graphs.h"
 #include "pools.h"
 
 static bool charge(int entry, struct vgpu_cost cost) {
@@ -12,6 +13,7 @@ static bool charge(int entry, struct vgpu_cost cost) {
 bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes) {
     if (charge(entry, cost)) return true;
     if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && charge(entry, cost)) return true;
+    if (vgpu_graphs_give_back(entry) && charge(entry, cost)) return true;
     if (vgpu_enter()) {
         vgpu_refused(entry, what, bytes);
         vgpu_leave();

@@ -90,6 +90,14 @@ typedef struct {
 } CUDA_LAUNCH_PARAMS;
 
 typedef struct {
+    CUmemPoolProps props;
+    const void *access;
+    size_t access_count;
+    size_t bytes;
+    CUdeviceptr ptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS; /* of either version */
+
+typedef struct {
     int type; /* CU_GRAPH_NODE_TYPE_… */
     int reserved[3];
     unsigned char body[240];
@@ -114,7 +122,10 @@ enum {
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
     CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10,
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2,
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
     CUDA_ARRAY3D_SPARSE = 0x40,
     CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
@@ -126,6 +137,7 @@ _Static_assert(sizeof(CUmemAllocationProp) == 32, "allocation properties");
 _Static_assert(sizeof(CUmemPoolProps) == 88, "pool properties");
 _Static_assert(sizeof(CUlaunchConfig) == 56, "launch configuration");
 _Static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "launch parameters");
+_Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "memory node parameters");
 _Static_assert(sizeof(CUgraphNodeParams) == 256, "graph node parameters");
 
 #endif

@@ -1,4 +1,5 @@
 /* Kernels and graphs: each passes the throttle under a key of what makes it cost the same. */
+#include "graphs.h"
 #include "lookup.h"
 #include "throttle.h"
 
@@ -85,13 +86,25 @@ static uint64_t graph_key(CUgraphExec exec) {
     return vgpu_work_key(&(struct vgpu_work){.what = exec});
 }
 
-CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+static CUresult gated(CUgraphExec exec, CUstream stream) {
     GATED(graph_key(exec), stream, false, VGPU_CALL(cuGraphLaunch, exec, stream));
 }
 
-CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
+static CUresult gated_per_thread(CUgraphExec exec, CUstream stream) {
     GATED(graph_key(exec), stream, true, VGPU_CALL(cuGraphLaunch_ptsz, exec, stream));
 }
+
+#define WITH_ITS_MEMORY(symbol, launch, per_thread)                                                \
+    CUresult symbol(CUgraphExec exec, CUstream stream) {                                           \
+        struct vgpu_graph_use use;                                                                 \
+        if (!vgpu_graph_launching(&use, exec, stream, per_thread))                                 \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                       \
+        CUresult result = launch(exec, stream);                                                    \
+        vgpu_graph_done(&use, result);                                                             \
+        return result;                                                                             \
+    }
+WITH_ITS_MEMORY(cuGraphLaunch, gated, false)
+WITH_ITS_MEMORY(cuGraphLaunch_ptsz, gated_per_thread, true)
 
 /* What changes a graph makes what was learned of it a guess. */
 #define CHANGING(exec, call)                                                                       \
@@ -102,6 +115,7 @@ CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
     } while (0)
 
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    vgpu_graph_exec_gone(exec);
     CHANGING(exec, VGPU_CALL(cuGraphExecDestroy, exec));
 }
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *node, int *info) {

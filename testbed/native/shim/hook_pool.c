@@ -11,6 +11,7 @@
 
 #include "charge.h"
 #include "device.h"
+#include "graphs.h"
 #include "growth.h"
 #include "log.h"
 #include "lookup.h"
@@ -122,13 +123,6 @@ static void refuse(int entry, const char *what, uint64_t bytes) {
     vgpu_leave();
 }
 
-static bool limited(int entry) {
-    if (!vgpu_enter()) return false;
-    bool limit = vgpu_limit(entry) != 0;
-    vgpu_leave();
-    return limit;
-}
-
 /* --- allocating --------------------------------------------------------------------- */
 
 struct request {
@@ -224,10 +218,12 @@ static CUresult allocate(struct request request) {
         !vgpu_stream_entry(request.stream, &entry, &dev))
         return call(&request);
     if (capturing(&request)) {
-        /* It would become a graph's memory, which comes and goes with launches. */
-        if (!limited(entry)) return call(&request);
-        refuse(entry, "captured allocation (not supported under a limit)", request.bytes);
-        return CUDA_ERROR_NOT_SUPPORTED;
+        struct vgpu_graph_use use; /* it becomes a graph's memory */
+        if (!vgpu_graph_adding(&use, entry, dev, request.bytes, true))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        CUresult captured = call(&request);
+        vgpu_graph_done(&use, captured);
+        return captured;
     }
     if (!request.explicit_pool &&
         VGPU_CALL(cuDeviceGetMemPool, &request.pool, dev) != CUDA_SUCCESS)

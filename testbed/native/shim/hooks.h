@@ -104,7 +104,21 @@
     /* graphs: memory nodes */                                                                     \
     HOOK(cuGraphAddMemAllocNode, cuGraphAddMemAllocNode, 11040, ANY,                               \
          (CUgraphNode * node, CUgraph graph, const CUgraphNode *deps, size_t count,                \
-          void *params))                                                                           \
+          CUDA_MEM_ALLOC_NODE_PARAMS *params))                                                     \
+    HOOK(cuGraphInstantiate, cuGraphInstantiate, 10000, ANY,                                       \
+         (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t bytes))         \
+    HOOK(cuGraphInstantiate_v2, cuGraphInstantiate, 11000, ANY,                                    \
+         (CUgraphExec * exec, CUgraph graph, CUgraphNode *error, char *log, size_t bytes))         \
+    HOOK(cuGraphInstantiateWithFlags, cuGraphInstantiate, 12000, ANY,                              \
+         (CUgraphExec * exec, CUgraph graph, unsigned long long flags))                            \
+    HOOK(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams, 12000, LEGACY,                \
+         (CUgraphExec * exec, CUgraph graph, void *params))                                        \
+    HOOK(cuGraphInstantiateWithParams_ptsz, cuGraphInstantiateWithParams, 12000, PER_THREAD,       \
+         (CUgraphExec * exec, CUgraph graph, void *params))                                        \
+    HOOK(cuGraphUpload, cuGraphUpload, 11010, LEGACY, (CUgraphExec exec, CUstream stream))         \
+    HOOK(cuGraphUpload_ptsz, cuGraphUpload, 11010, PER_THREAD,                                     \
+         (CUgraphExec exec, CUstream stream))                                                      \
+    HOOK(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, 11040, ANY, (CUdevice dev))                   \
     HOOK(cuGraphAddNode, cuGraphAddNode, 12020, ANY,                                               \
          (CUgraphNode * node, CUgraph graph, const CUgraphNode *deps, size_t count,                \
           CUgraphNodeParams *params))                                                              \
@@ -291,6 +305,11 @@
     USE(cuDeviceGetMemPool, (CUmemoryPool * pool, CUdevice dev))                                   \
     USE(cuDeviceGetDefaultMemPool, (CUmemoryPool * pool, CUdevice dev))                            \
     USE(cuMemPoolGetAttribute, (CUmemoryPool pool, int attribute, void *value))                    \
+    USE(cuDeviceGetGraphMemAttribute, (CUdevice dev, int attribute, void *value))                  \
+    USE(cuGraphGetNodes, (CUgraph graph, CUgraphNode * nodes, size_t *count))                      \
+    USE(cuGraphNodeGetType, (CUgraphNode node, int *type))                                         \
+    USE(cuGraphChildGraphNodeGetGraph, (CUgraphNode node, CUgraph * graph))                        \
+    USE(cuGraphMemAllocNodeGetParams, (CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS * params))     \
     USE(cuStreamGetCtx, (CUstream stream, CUcontext * ctx))                                        \
     USE(cuStreamIsCapturing, (CUstream stream, int *status))                                       \
     USE(cuStreamIsCapturing_ptsz, (CUstream stream, int *status))                                  \

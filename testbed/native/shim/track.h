@@ -15,6 +15,7 @@ enum vgpu_kind {
     VGPU_PHYSICAL, /* key: a serial number of ours; handles and mappings point to it */
     VGPU_HANDLE,
     VGPU_MAPPING,
+    VGPU_EXEC, /* executable graphs with memory nodes */
     VGPU_KINDS
 };
 
@@ -23,10 +24,10 @@ struct vgpu_item {
     int entry;
     struct vgpu_cost cost;
     uint64_t context; /* destroying it destroys the item; 0 = belongs to none */
-    uint64_t link;    /* VGPU_HANDLE, VGPU_MAPPING: key of the physical allocation */
-    uint64_t bytes;   /* VGPU_MAPPING: length */
+    uint64_t link;    /* VGPU_HANDLE, VGPU_MAPPING: key of the physical allocation; VGPU_EXEC: device */
+    uint64_t bytes;   /* VGPU_MAPPING: length; VGPU_EXEC: of its memory nodes */
     uint32_t handles; /* VGPU_PHYSICAL: how often the program holds it */
-    uint32_t maps;    /* VGPU_PHYSICAL: how often it is mapped */
+    uint32_t maps;    /* VGPU_PHYSICAL: how often it is mapped; VGPU_EXEC: launched since a trim */
 };
 
 /* False where there is no memory for it. Replaces an item of the same key. */

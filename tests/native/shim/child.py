@@ -328,6 +328,62 @@ def utilization() -> list[Any]:
     return [code, [[samples[i].pid, samples[i].sm] for i in range(count.value)]]
 
 
+class AllocNode(ctypes.Structure):
+    _fields_ = (
+        ("pool", PoolProps),
+        ("access", c_void_p),
+        ("access_count", c_size_t),
+        ("bytes", c_size_t),
+        ("ptr", c_uint64),
+    )
+
+
+class NodeParams(ctypes.Structure):
+    _fields_ = (
+        ("type", c_int),
+        ("reserved", c_int * 3),
+        ("alloc", AllocNode),
+        ("rest", c_uint64 * 15),
+    )
+
+
+def graph() -> int:
+    out = c_void_p()
+    assert cuda().cuGraphCreate(byref(out), 0) == 0
+    return out.value or 0
+
+
+def captured() -> int:
+    out = c_void_p()
+    assert cuda().fake_captured(byref(out)) == 0
+    return out.value or 0
+
+
+def memory_node(graph: int, size: int, call: str = "cuGraphAddMemAllocNode") -> int:
+    node = c_void_p()
+    inner = AllocNode(pool=PoolProps(type=1, location=Location(1, 0)), bytes=size)
+    if call == "cuGraphAddMemAllocNode":
+        return cuda().cuGraphAddMemAllocNode(
+            byref(node), c_void_p(graph), None, c_size_t(0), byref(inner)
+        )
+    params = NodeParams(type=10, alloc=inner)
+    edges = [None] if call.endswith("_v2") else []
+    return getattr(cuda(), call)(
+        byref(node), c_void_p(graph), None, *edges, c_size_t(0), byref(params)
+    )
+
+
+def instantiate(graph: int) -> int:
+    out = c_void_p()
+    code = cuda().cuGraphInstantiateWithFlags(byref(out), c_void_p(graph), c_uint64(0))
+    assert code == 0, code
+    return out.value or 0
+
+
+def launch(exec_: int, call: str = "cuGraphLaunch") -> int:
+    return getattr(cuda(), call)(c_void_p(exec_), None)
+
+
 def fake_calls(name: str) -> int:
     return cuda().fake_calls(name.encode())
 

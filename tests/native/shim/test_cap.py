@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from shim_harness import CONTEXT, GIB, GRANULE, MIB, NOT_SUPPORTED, OUT_OF_MEMORY, Container
+from shim_harness import CONTEXT, GIB, GRANULE, MIB, OUT_OF_MEMORY, Container
 
 from testbed.native import region_layout as layout
 from testbed.native.region import set_memory
@@ -552,28 +552,87 @@ def test_a_spoiled_change_of_limits_changes_nothing(gibibyte: Container) -> None
         assert program("total()") == GIB
 
 
-def test_graph_memory_is_refused_under_a_limit(gibibyte: Container) -> None:
+# --- graphs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["cuGraphLaunch", "cuGraphUpload"])
+def test_a_graphs_memory_counts_from_its_first_launch(gibibyte: Container, call: str) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("g = graph()")
+        assert program("memory_node(g, 300 * MIB)") == 0
+        assert program("memory_node(g, 300 * MIB, 'cuGraphAddNode')") == 0
+        assert gibibyte.used() == CONTEXT == program("fake_used()")
+        program("a, b = instantiate(g), instantiate(g)")
+        for _ in range(3):  # what it has, it need not get again
+            assert program(f"launch(a, {call!r})") == 0
+            assert gibibyte.used() == CONTEXT + 600 * MIB == program("fake_used()")
+        assert program("alloc(500 * MIB)")[0] == 0, "a graph that does not run makes room"
+        assert gibibyte.used() == CONTEXT + 500 * MIB == program("fake_used()")
+        launches = program(f"fake_calls({call!r})")
+        assert program(f"launch(b, {call!r})") == OUT_OF_MEMORY
+        assert program(f"fake_calls({call!r})") == launches
+        assert program("fake_peak()") <= GIB
+
+
+def test_graphs_make_room_for_each_other(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("g = graph(); memory_node(g, 700 * MIB); a, b = instantiate(g), instantiate(g)")
+        for name in "abab":
+            assert program(f"launch({name})") == 0
+            assert gibibyte.used() == CONTEXT + 700 * MIB == program("fake_used()")
+        assert program("cuda().cuGraphExecDestroy(c_void_p(b))") == 0
+        assert gibibyte.used() == CONTEXT + 700 * MIB, "kept for graphs"
+        assert program("cuda().cuDeviceGraphMemTrim(0)") == 0
+        assert gibibyte.used() == CONTEXT == program("fake_used()")
+        assert program("fake_peak()") <= GIB
+
+
+@pytest.mark.parametrize("call", ["cuGraphAddMemAllocNode", "cuGraphAddNode", "cuGraphAddNode_v2"])
+def test_a_node_that_could_never_fit_is_refused(gibibyte: Container, call: str) -> None:
+    with gibibyte.start() as program:
+        program("context()")
+        program("g = graph()")
+        assert program(f"memory_node(g, 2 * GIB, {call!r})") == OUT_OF_MEMORY
+        assert program(f"fake_calls({call!r})") == 0
+        assert gibibyte.view().denied == (1,)
+        assert program(f"memory_node(g, 100 * MIB, {call!r})") == 0
+
+
+def test_captured_allocations_become_a_graphs_memory(gibibyte: Container) -> None:
     with gibibyte.start() as program:
         program("context()")
         program("cuda().fake_capture(1)")
-        assert program("alloc_async(MIB)")[0] == NOT_SUPPORTED
+        assert program("alloc_async(600 * MIB)")[0] == 0
+        assert program("alloc_async(2 * GIB)")[0] == OUT_OF_MEMORY
         program("cuda().fake_capture(0)")
-        assert program("cuda().cuGraphAddMemAllocNode(None, None, None, 0, None)") == NOT_SUPPORTED
-        program("params = (ctypes.c_int * 64)(10)")
-        for name, middle in (("cuGraphAddNode", ""), ("cuGraphAddNode_v2", "None, ")):
-            call = f"cuda().{name}(None, None, None, {middle}c_size_t(0), params)"
-            program("params[0] = 10")
-            assert program(call) == NOT_SUPPORTED
-            program("params[0] = 0")
-            assert program(call) == 0
+        assert gibibyte.used() == CONTEXT == program("fake_used()")
+        program("e = instantiate(captured())")
+        assert program("launch(e)") == 0
+        assert gibibyte.used() == CONTEXT + 600 * MIB == program("fake_used()")
+        assert program("alloc_async(2 * MIB)")[0] == 0
 
 
-def test_graph_memory_passes_without_a_limit(container: Make) -> None:
-    with container(0).start() as program:
+def test_a_driver_that_takes_a_nodes_memory_at_once(container: Make) -> None:
+    box = container(GIB, FAKE_EAGER="1")
+    with box.start() as program:
         program("context()")
-        assert program("cuda().cuGraphAddMemAllocNode(None, None, None, 0, None)") == 0
-        program("cuda().fake_capture(1)")
-        assert program("alloc_async(MIB)")[0] == 0
+        program("g = graph()")
+        assert program("memory_node(g, 600 * MIB)") == 0
+        assert box.used() == CONTEXT + 600 * MIB == program("fake_used()")
+        program("e = instantiate(g)")
+        assert [program("launch(e)") for _ in range(3)] == [0, 0, 0]
+        assert box.used() == CONTEXT + 600 * MIB == program("fake_used()")
+
+
+def test_control_graphs_without_a_limit(container: Make) -> None:
+    box = container(0)
+    with box.start() as program:
+        program("context()")
+        program("g = graph(); memory_node(g, 3 * GIB); e = instantiate(g)")
+        assert program("launch(e)") == 0
+        assert box.used() == CONTEXT + 3 * GIB == program("fake_used()")
 
 
 # --- physical memory ------------------------------------------------------------------

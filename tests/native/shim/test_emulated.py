@@ -132,6 +132,26 @@ def test_small_allocations_agree_with_the_card(emulated: Make) -> None:
         assert box.container.used() == box.on_card() == box.context
 
 
+def test_graph_memory_agrees_with_the_card(emulated: Make) -> None:
+    box = emulated(2 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        program("g = graph()")
+        assert program("memory_node(g, 600 * MIB)") == 0
+        program("e = instantiate(g)")
+        assert [program("launch(e)") for _ in range(3)] == [0, 0, 0]
+        assert box.container.used() == box.on_card() >= box.context + 600 * MIB
+        assert program("memory_node(g, 1500 * MIB)") == OUT_OF_MEMORY
+        assert box.container.used() == box.on_card()
+
+
+def test_process_lists_agree_with_the_card(emulated: Make) -> None:
+    box = emulated(2 * GIB)
+    with box.container.start() as program:
+        program("context(); alloc(100 * MIB)")
+        assert program("processes()") == [0, 1, [[program.pid, box.on_card()]]]
+
+
 def test_pools_fill_to_the_granule(emulated: Make) -> None:
     box = emulated(2 * GIB)
     with box.container.start() as program:

@@ -440,8 +440,10 @@ EXPORT int cuStreamGetCtx(struct stream *stream, struct context **ctx) {
 static int dev_of(struct stream *stream) {
     return (uintptr_t)stream > 2 ? stream->dev : current->dev;
 }
+static int capture_alloc(ptr_t *out, size_t bytes);
 static int async(ptr_t *out, size_t bytes, struct pool *pool, struct stream *stream) {
     if (current == NULL) return 201;
+    if (capture) return capture_alloc(out, bytes);
     if (pool == NULL) cuDeviceGetMemPool(&pool, dev_of(stream));
     return pool_alloc(out, bytes, pool);
 }
@@ -561,14 +563,117 @@ EXPORT int cuMipmappedArrayCreate(void **out, const size_t *desc, unsigned int l
     return array(out, bytes);
 }
 EXPORT int cuMipmappedArrayDestroy(void *a) { ENTER; return free_item((ptr_t)(uintptr_t)a); }
-EXPORT int cuGraphAddMemAllocNode(void *n, void *g, void *d, size_t c, void *p) {
-    (void)n; (void)g; (void)d; (void)c; (void)p; ENTER; return 0;
+
+/* --- graphs: memory nodes reserve at the first launch, and keep it until they are trimmed.
+ * FAKE_EAGER reserves when the node is added (and so does a graph's launch then not) -------- */
+
+struct alloc_params {
+    int pool[22];
+    const void *access;
+    size_t access_count, bytes;
+    ptr_t ptr;
+};
+struct graph {
+    int nodes;
+    struct node {
+        int type;
+        struct alloc_params params;
+    } node[16];
+};
+struct exec {
+    uint64_t bytes;
+    int mapped, live;
+};
+static struct graph graphs[64], captured;
+static struct exec execs[64];
+static int graph_count, exec_count;
+static uint64_t graph_reserved[FAKE_CARDS];
+
+static int add_alloc(struct graph *graph, struct alloc_params *params) {
+    if (getenv("FAKE_EAGER") != NULL) {
+        int code = grow(card_of(params->pool[3]), (int64_t)up(params->bytes));
+        if (code != 0) return code;
+        graph_reserved[params->pool[3]] += up(params->bytes);
+    }
+    graph->node[graph->nodes++] = (struct node){.type = 10, .params = *params};
+    params->ptr = address(&next, params->bytes);
+    return 0;
+}
+EXPORT int cuGraphCreate(struct graph **out, unsigned int flags) {
+    (void)flags;
+    *out = &graphs[graph_count++ % 64];
+    (*out)->nodes = 0;
+    return 0;
+}
+EXPORT int cuGraphAddMemAllocNode(struct node **n, struct graph *g, void *d, size_t c, struct alloc_params *p) {
+    (void)d; (void)c; ENTER;
+    if (g == NULL || p == NULL) return 1;
+    *n = &g->node[g->nodes];
+    return add_alloc(g, p);
+}
+static int add_node(struct node **n, struct graph *g, int *p) {
+    if (p[0] != 10) return 0;
+    *n = &g->node[g->nodes];
+    return add_alloc(g, (struct alloc_params *)(p + 4));
 }
 EXPORT int cuGraphAddNode(void *n, void *g, void *d, size_t c, void *p) {
-    (void)n; (void)g; (void)d; (void)c; (void)p; ENTER; return 0;
+    (void)d; (void)c; ENTER; return add_node(n, g, p);
 }
 EXPORT int cuGraphAddNode_v2(void *n, void *g, void *d, void *e, size_t c, void *p) {
-    (void)n; (void)g; (void)d; (void)e; (void)c; (void)p; ENTER; return 0;
+    (void)d; (void)e; (void)c; ENTER; return add_node(n, g, p);
+}
+static int capture_alloc(ptr_t *out, size_t bytes) {
+    struct alloc_params params = {.pool = {1, 0, 1, current->dev}, .bytes = bytes};
+    int code = add_alloc(&captured, &params);
+    *out = params.ptr;
+    return code;
+}
+EXPORT int fake_captured(struct graph **out) {
+    cuGraphCreate(out, 0);
+    **out = captured;
+    captured.nodes = 0;
+    return 0;
+}
+EXPORT int cuGraphGetNodes(struct graph *g, struct node **nodes, size_t *count) {
+    for (int i = 0; nodes != NULL && i < g->nodes; i++) nodes[i] = &g->node[i];
+    *count = (size_t)g->nodes;
+    return 0;
+}
+EXPORT int cuGraphNodeGetType(struct node *node, int *type) { *type = node->type; return 0; }
+EXPORT int cuGraphMemAllocNodeGetParams(struct node *node, struct alloc_params *out) {
+    *out = node->params;
+    return 0;
+}
+EXPORT int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, unsigned long long f) {
+    (void)f; ENTER;
+    struct exec *exec = &execs[exec_count++ % 64];
+    *exec = (struct exec){.live = 1};
+    for (int i = 0; i < g->nodes; i++) exec->bytes += up(g->node[i].params.bytes);
+    *out = exec;
+    return 0;
+}
+static int graph_run(struct exec *exec) {
+    if (exec->mapped || getenv("FAKE_EAGER") != NULL) return 0;
+    int code = grow(card_of(current->dev), (int64_t)exec->bytes);
+    if (code != 0) return code;
+    graph_reserved[current->dev] += exec->bytes;
+    exec->mapped = 1;
+    return 0;
+}
+EXPORT int cuGraphLaunch(struct exec *exec, void *s) { (void)s; ENTER; return graph_run(exec); }
+EXPORT int cuGraphUpload(struct exec *exec, void *s) { (void)s; ENTER; return graph_run(exec); }
+EXPORT int cuGraphExecDestroy(struct exec *exec) { ENTER; exec->live = 0; return 0; }
+EXPORT int cuDeviceGraphMemTrim(int dev) {
+    ENTER;
+    grow(card_of(dev), -(int64_t)graph_reserved[dev]);
+    graph_reserved[dev] = 0;
+    for (int i = 0; i < 64; i++) execs[i].mapped = 0;
+    return 0;
+}
+EXPORT int cuDeviceGetGraphMemAttribute(int dev, int attribute, uint64_t *value) {
+    if (attribute != 2) return 1;
+    *value = graph_reserved[dev];
+    return 0;
 }
 
 /* --- cuGetProcAddress: FAKE_ALIAS answers with addresses that no export has ----------------------------- */
