@@ -71,6 +71,8 @@ class FakeTestbed:
 @pytest.fixture
 def world(monkeypatch, tmp_path):
     """Runs the command on a fake testbed; ``verdict`` is what its cases come to."""
+    # Where an unexpected error is kept.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def build(*, state="absent", cards=1, verdict="pass"):
         found = FakeTestbed(state, cards)
