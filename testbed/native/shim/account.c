@@ -2,6 +2,7 @@
 #include "account.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -294,11 +295,15 @@ bool vgpu_over(int entry) {
 }
 
 void vgpu_refused(int entry, const char *what, uint64_t bytes) {
+    uint64_t limit = entry < 0 ? 0 : limits.memory[entry], used = entry < 0 ? 0 : vgpu_used(entry);
     if (entry >= 0) vgpu_shared_denied(entry);
     VGPU_LOG(VGPU_LOG_ERROR, "%s of %llu bytes refused: device %d has a limit of %llu, %llu used",
-             what, (unsigned long long)bytes, entry,
-             (unsigned long long)(entry < 0 ? 0 : limits.memory[entry]),
-             (unsigned long long)(entry < 0 ? 0 : vgpu_used(entry)));
+             what, (unsigned long long)bytes, entry, (unsigned long long)limit,
+             (unsigned long long)used);
+    if (!limits.oom_killer || limit == 0 || used <= limit) return;
+    VGPU_LOG(VGPU_LOG_ERROR, "ACTIVE_OOM_KILLER: the container is over its limit, process %d ends",
+             vgpu_getpid());
+    vgpu_sys(SYS_kill, vgpu_getpid(), SIGKILL, 0, 0, 0, 0);
 }
 
 int vgpu_members(int entry, struct vgpu_member *members) {

@@ -87,6 +87,12 @@ void vgpu_limits_from_environment(struct vgpu_limits *limits) {
     limits->oversubscribe = text != NULL && strcmp(text, "true") == 0;
 }
 
+void vgpu_killer_from_environment(struct vgpu_limits *limits) {
+    const char *text = secure_getenv("ACTIVE_OOM_KILLER");
+    limits->oom_killer =
+        text != NULL && (strcasecmp(text, "true") == 0 || strcmp(text, "1") == 0);
+}
+
 /* FNV-1a, as testbed.native.page.tenant_id has it. */
 static uint64_t tenant_of(const struct vgpu_constant *constant) {
     const struct {

@@ -15,6 +15,7 @@ struct vgpu_limits {
     bool enforced; /* something to count: a region, or a limit in the environment */
     uint32_t count;
     bool oversubscribe;
+    bool oom_killer; /* ACTIVE_OOM_KILLER: who asks while the container is over its limit, ends */
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES]; /* empty = known by number only */
     uint64_t memory[VGPU_MAX_DEVICES];             /* bytes, 0 = none */
     uint32_t compute[VGPU_MAX_DEVICES];            /* percent, 0 or >= 100 = none */
@@ -27,6 +28,9 @@ struct vgpu_limits {
 /* The limits of the environment (CUDA_DEVICE_MEMORY_LIMIT[_i], CUDA_DEVICE_SM_LIMIT[_i] and
  * what goes with them), for a container without a region. */
 void vgpu_limits_from_environment(struct vgpu_limits *limits);
+
+/* ACTIVE_OOM_KILLER, which holds beside a region too. */
+void vgpu_killer_from_environment(struct vgpu_limits *limits);
 
 /* The limits of a region's constant part (already validated). */
 void vgpu_limits_from_constant(struct vgpu_limits *limits, const struct vgpu_constant *constant);

@@ -166,6 +166,7 @@ void vgpu_shared_open(struct vgpu_limits *limits) {
             limits->broken = limits->enforced = true;
         }
     }
+    vgpu_killer_from_environment(limits);
     if (limits->enforced && extension == NULL) open_private();
     VGPU_LOG(VGPU_LOG_INFO, "limits from %s, device 0: %llu bytes",
              limits->from_region ? "the region" : limits->enforced ? "the environment" : "nowhere",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -534,6 +535,27 @@ def test_memory_limits_change_while_a_program_runs(gibibyte: Container) -> None:
         assert program("total()") == PHYSICAL
         _, errors = program.finish()
         assert f"limit of {400 * MIB}, {600 * MIB} used" in errors
+
+
+@pytest.mark.parametrize("killer", ["1", "true", "0", ""])
+def test_who_asks_beyond_a_lowered_limit_ends_where_that_is_wanted(
+    gibibyte: Container, killer: str
+) -> None:
+    """ACTIVE_OOM_KILLER; an ordinary refusal, within the limit, ends nobody."""
+    assert gibibyte.region is not None
+    with gibibyte.start(ACTIVE_OOM_KILLER=killer, LIBCUDA_LOG_LEVEL="1") as program:
+        program("context()")
+        assert program("alloc(500 * MIB)")[0] == 0
+        assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
+        set_memory(gibibyte.region, {0: 400 * MIB})
+        if killer in ("0", ""):
+            assert program("alloc(2 * MIB)")[0] == OUT_OF_MEMORY
+            return
+        program.send("alloc(2 * MIB)")
+        code, errors = program.finish()
+        assert code == -signal.SIGKILL
+        assert "ACTIVE_OOM_KILLER" in errors
+    assert gibibyte.used() == 0
 
 
 def test_a_spoiled_change_of_limits_changes_nothing(gibibyte: Container) -> None:
