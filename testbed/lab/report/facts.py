@@ -169,7 +169,10 @@ def tolerance(check: Check) -> str:
     """Return a check's tolerance, a dash where it has none."""
     if check.tolerance is None:
         return "-"
-    return f"± {figure(check.tolerance, check.unit)}" if check.tolerance else "exact"
+    if check.tolerance:
+        return f"± {figure(check.tolerance, check.unit)}"
+    # What is asked in seconds is a deadline: sooner is no fault.
+    return "at most" if check.unit == "s" else "exact"
 
 
 def title(check: Check) -> str:

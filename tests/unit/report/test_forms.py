@@ -339,3 +339,14 @@ def test_a_check_that_says_what_its_control_must_answer_is_held_to_it() -> None:
     missing = made_record(control=Control(verdict="pass", checks=(limit(verdict="fail"),)))
     assert [line.control_holds for line in facts.lines(missing)] == [True, False, None]
     assert CASE in markdown(made_report(missing)).replace("\\", "")
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "unit", "text"),
+    [(2.0, "MiB", "± 2 MiB"), (0.0, "MiB", "exact"), (0.0, "s", "at most"), (None, "s", "-")],
+)
+def test_what_is_asked_in_seconds_is_a_deadline(
+    tolerance: float | None, unit: str, text: str
+) -> None:
+    check = Check(name="freed", verdict="pass", asked=5.0, tolerance=tolerance, unit=unit)
+    assert facts.tolerance(check) == text
