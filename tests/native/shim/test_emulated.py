@@ -208,6 +208,23 @@ def test_each_card_has_its_own_limit(emulated: Make) -> None:
         assert box.on_card(0) == 0
 
 
+@pytest.mark.parametrize("visible", ["uuid", "prefix", "number"])
+def test_the_charge_lands_on_the_card_that_is_visible(emulated: Make, visible: str) -> None:
+    box = emulated(2 * GIB, 3 * GIB)
+    # The shortest beginning that is the second card's alone.
+    own, other = box.uuids[1], box.uuids[0]
+    prefix = next(own[:n] for n in range(5, len(own)) if not other.startswith(own[:n]))
+    name = {"uuid": own, "prefix": prefix, "number": "1"}[visible]
+    with box.container.start(CUDA_VISIBLE_DEVICES=name, CUDA_DEVICE_ORDER="PCI_BUS_ID") as program:
+        program("context(0)")
+        assert program("alloc(GIB)")[0] == 0
+        assert program("total(0)") == 3 * GIB
+        assert box.container.used(1) == box.on_card(1) == box.context + GIB
+        assert box.container.used(0) == box.on_card(0) == 0
+        assert program("nvml_memory(1)")[2] == box.on_card(1)  # NVML numbers all cards
+        assert program("nvml_memory(0)")[2] == 0
+
+
 def test_the_context_goes_and_comes(emulated: Make) -> None:
     box = emulated(4 * GIB)
     with box.container.start() as program:
