@@ -34,6 +34,7 @@ from testbed.errors import ClusterError, InputError
 from testbed.lab.bench import madeup
 from testbed.lab.bench.reference import Reference
 from testbed.lab.deploy.certificates import make as make_certificates
+from testbed.lab.deploy.scheduler import EXTENDER_ENVIRONMENT
 from testbed.lab.progress import ConsoleProgress
 from testbed.stack.codec import decode_pod_shares
 from testbed.stack.config import DeviceConfig
@@ -345,6 +346,7 @@ class Served:
                     f"--observe-port={self._observe}",
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=os.environ | EXTENDER_ENVIRONMENT,
             )  # fmt: skip
         try:
             self._wait()

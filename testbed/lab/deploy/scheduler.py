@@ -40,6 +40,12 @@ SCHEDULER_CONFIG_MAP = "vgpu-scheduler-config"
 _CONFIG_FOLDER = "/scheduler"
 _CONFIG_KEY = "config.yaml"
 _SECURE_PORT = 10259
+#: A large list comes in pages of a megabyte; by default the C library keeps what the
+#: first of them freed, and grows by a third (mallopt(3), M_MMAP_THRESHOLD).
+EXTENDER_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+}
 
 
 def scheduler_configuration(values: StackValues) -> Object:
@@ -158,6 +164,7 @@ def _extender(values: StackValues) -> Object:
             f"--observe-port={port}",
         ),
         "env": [
+            *({"name": key, "value": value} for key, value in EXTENDER_ENVIRONMENT.items()),
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
         ],

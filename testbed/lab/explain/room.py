@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 from testbed.lab.explain.model import Lack, NodeRoom, Raw, Room
-from testbed.stack.model import MODE_HAMI_CORE, Card, Constraint, Request
+from testbed.stack.model import MODE_HAMI_CORE, VENDOR_NVIDIA, Card, Constraint, Request
 from testbed.stack.placement.effective import Charge
 from testbed.stack.placement.fit import EXCLUSIVE_PCT
 from testbed.stack.placement.ledger import Ledger
@@ -26,6 +26,8 @@ def ledger_of(books: Raw) -> Ledger:
                 model=card["model"],
                 mode=card["mode"],
                 healthy=card["healthy"],
+                numa=card.get("numa", 0),
+                vendor=card.get("vendor", VENDOR_NVIDIA),
                 slots=card["slots"]["total"],
                 mem_mib=card["mem_mib"]["total"],
                 core_pct=card["core_pct"]["total"],
