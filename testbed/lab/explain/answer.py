@@ -118,6 +118,8 @@ def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ..
         says = "waits: no node has registered a card"
     elif not offered:
         says = f"waits: none of {len(by_name)} nodes is open to it"
+        if len(whys := set(closed.values())) == 1:
+            says += f": {whys.pop()}"
     else:
         says = f"waits: {_in_short(found, hardest, asked)}"
     return _answer(

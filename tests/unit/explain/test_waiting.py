@@ -147,7 +147,7 @@ def test_a_node_that_the_scheduler_does_not_offer(world, spec, subject, why):
     facts = world(n1=[{}])
     facts.nodes["n1"]["spec"].update(spec)
     found = explain(facts.facts(pod("p", spec=subject)))
-    assert found.says == "waits: none of 1 nodes is open to it"
+    assert found.says == f"waits: none of 1 nodes is open to it: {why}"
     assert found.nodes[0].excluded == why
     assert found.counts == {why: 1}
     assert advice(found) == [f"node n1 were open to it ({why})"]
@@ -186,7 +186,7 @@ def test_resources_that_a_node_does_not_have(world, asked, why):
     facts.nodes["n1"]["status"]["allocatable"].update(cpu="2", memory="8Gi")
     found = explain(facts.facts(pod("p", limits={"nvidia.com/gpu": "1", **asked})))
     if why:
-        assert found.says == "waits: none of 1 nodes is open to it"
+        assert found.says == f"waits: none of 1 nodes is open to it: {why}"
         assert found.counts == {why: 1}
     else:
         assert found.says.startswith("fits on n1 now")
