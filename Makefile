@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-soak test-browser clean
+.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-soak test-browser test-gpu clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -57,6 +57,15 @@ test-soak: prepare ## The core set N times in a row, fifty interruptions, hardsh
 test-browser: native ## The report's page in Chromium (Debian: chromium); not part of `make test`
 	@command -v chromium google-chrome chrome >/dev/null || { echo "no Chromium (Debian: apt-get install chromium)" >&2; exit 2; }
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+test-gpu: native ## On a machine with a card: probe, cap, shares, NVML (docs/hardware.md); not part of `make test`
+	@command -v nvidia-smi >/dev/null || { echo "no NVIDIA driver here (nvidia-smi); tests/gpu needs a real card" >&2; exit 2; }
+	@mkdir -p build/gpu
+	@$(PYTHON) tests/gpu/probe.py build/gpu/probe.json >/dev/null
+	@$(PYTHON) tests/gpu/cap.py testbed/native/lib/libvgpu.so build/gpu/cap.json
+	@PYTHONPATH=. $(PYTHON) tests/gpu/share.py testbed/native/lib/libvgpu.so build/gpu/share.json
+	@PYTHONPATH=. $(PYTHON) tests/gpu/watch.py build/gpu/watch.json
+	@echo "results in build/gpu"
 
 clean: ## Remove what was built in this folder (downloads stay in ~/.cache/vgpu-testbed)
 	@rm -rf build dist testbed/native/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis
