@@ -11,9 +11,12 @@ import pytest
 from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
 from testbed.lab.doctor import Finding
 from testbed.lab.explain.model import Ask, Explanation, Lack, NodeRoom, Remedy, Room
+from testbed.lab.limits import Held
 from testbed.lab.listing import Listed
 from testbed.lab.testbed import Info
 from testbed.lab.top.model import CardRow, ContainerRow, Node, Pending, View
+from testbed.native.region import ComputeUse, DeviceUse
+from testbed.stack.plugin.limits import Answer, Device, Process
 
 TEXT = (Path(__file__).parents[3] / "docs" / "json.md").read_text()
 #: What is printed -> its type.
@@ -34,6 +37,12 @@ PRINTED = {
     "explain: nodes: cards": Room,
     "explain: nodes: cards: lack": Lack,
     "explain: remedies": Remedy,
+    "limits show, limits set, region show": Held,
+    "limits: region": Answer,
+    "limits: region: devices": Device,
+    "limits: region: devices: used": DeviceUse,
+    "limits: region: devices: compute": ComputeUse,
+    "limits: region: processes": Process,
 }
 
 
