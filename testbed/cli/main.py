@@ -7,6 +7,7 @@ import typer
 from testbed.cli.bench import app as bench
 from testbed.cli.bench_cluster import cluster as bench_cluster
 from testbed.cli.bench_extender import extender as bench_extender
+from testbed.cli.bench_schedule import schedule as bench_schedule
 from testbed.cli.bench_shim import shim as bench_shim
 from testbed.cli.bundle import bundle
 from testbed.cli.card import app as card
@@ -55,6 +56,7 @@ app.add_typer(limits, name="limits", rich_help_panel=_TESTBED)
 app.add_typer(card, name="card", rich_help_panel=_MACHINE)
 bench.command(name="cluster")(bench_cluster)
 bench.command(name="extender")(bench_extender)
+bench.command(name="schedule")(bench_schedule)
 bench.command(name="shim")(bench_shim)
 app.add_typer(bench, name="bench", rich_help_panel=_MACHINE)
 app.command(rich_help_panel=_MACHINE)(doctor)

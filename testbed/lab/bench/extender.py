@@ -323,9 +323,9 @@ class Client:
 class Served:
     """The extender as a process; a context manager that ends it."""
 
-    def __init__(self, folder: Path, api: str) -> None:
-        self._folder = folder
-        self._port, self._observe = _free_port(), _free_port()
+    def __init__(self, folder: Path, api: str, *, token: str = "", name: str = "log") -> None:
+        self._folder, self._log = folder, folder / f"{name}.txt"
+        self._port, self._observe = free_port(), free_port()
         certificates = make_certificates("bench")
         for name, text in (
             ("ca.crt", certificates.ca),
@@ -333,10 +333,10 @@ class Served:
             ("tls.key", certificates.extender.key),
             ("client.crt", certificates.scheduler.cert),
             ("client.key", certificates.scheduler.key),
-            ("kubeconfig", yaml.safe_dump(_kubeconfig(api))),
+            ("kubeconfig", yaml.safe_dump(_kubeconfig(api, token))),
         ):
             (folder / name).write_text(text)
-        with (folder / "log").open("wb") as log:
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-m", "testbed.stack.extender",
@@ -379,13 +379,26 @@ class Served:
             except OSError:
                 pass
             time.sleep(0.05)
-        text = (self._folder / "log").read_text(errors="replace")[-2000:]
+        text = self._log.read_text(errors="replace")[-2000:]
         raise ClusterError("the extender does not become ready", why=text)
 
     def _get(self, path: str) -> bytes:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._observe}{path}", timeout=30) as found:
             raw: bytes = found.read()
         return raw
+
+    @property
+    def url(self) -> str:
+        """Where the scheduler finds it."""
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def text(self, path: str) -> str:
+        """Return a text of the observer's port."""
+        return self._get(path).decode()
 
     def document(self, path: str) -> dict[str, Any]:
         """Return a document of the observer's port."""
@@ -413,16 +426,18 @@ class Served:
         return Client(self._port, context)
 
 
-def _kubeconfig(server: str) -> dict[str, Any]:
+def _kubeconfig(server: str, token: str = "") -> dict[str, Any]:
+    cluster = {"server": server, "insecure-skip-tls-verify": bool(token)}
     return {
         "current-context": "bench",
         "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-        "clusters": [{"name": "bench", "cluster": {"server": server}}],
-        "users": [{"name": "bench", "user": {}}],
+        "clusters": [{"name": "bench", "cluster": cluster}],
+        "users": [{"name": "bench", "user": {"token": token} if token else {}}],
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of loopback that nobody uses at the moment."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
