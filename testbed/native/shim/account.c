@@ -284,10 +284,12 @@ uint64_t vgpu_expected_context(int entry) {
 uint64_t vgpu_used(int entry) {
     if (entry < 0 || !join()) return 0;
     uint64_t used = sum(total(&held[entry]), vgpu_shared_others(entry, true));
-    if (!limits.from_region || !vgpu_shared_lock(entry)) return used;
-    uint64_t unexplained = vgpu_shared_unexplained(entry, used);
-    vgpu_shared_unlock(entry);
-    return sum(used, unexplained);
+    if (!limits.from_region) return used;
+    if (vgpu_shared_new_reading(entry) && vgpu_shared_lock(entry)) {
+        vgpu_shared_unexplained(entry, used);
+        vgpu_shared_unlock(entry);
+    }
+    return sum(used, vgpu_shared_extension()->ledgers[entry].unexplained_bytes);
 }
 
 bool vgpu_over(int entry) {

@@ -396,6 +396,11 @@ static uint64_t most(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static uint64_t beyond(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
+bool vgpu_shared_new_reading(int device) {
+    uint64_t stamp = LOAD(extension->feedback[device].bytes_ns);
+    return stamp != 0 && stamp != LOAD(extension->ledgers[device].reading_ns);
+}
+
 /* A reading is older than our figures, so it is held against all that they were meanwhile:
  * what the card had beyond them was at least its count less their highest sum, at most its
  * count less their lowest. Within these bounds the last figure stands. */
@@ -403,7 +408,7 @@ uint64_t vgpu_shared_unexplained(int device, uint64_t sum) {
     struct vgpu_ledger *ledger = &extension->ledgers[device];
     struct vgpu_feedback *entry = &extension->feedback[device];
     uint64_t stamp = LOAD(entry->bytes_ns), bytes = LOAD(entry->own_bytes);
-    if (stamp == 0 || stamp == LOAD(ledger->reading_ns) || LOAD(entry->bytes_ns) != stamp)
+    if (!vgpu_shared_new_reading(device) || LOAD(entry->bytes_ns) != stamp)
         return LOAD(ledger->unexplained_bytes);
     uint64_t high = most(sum, most(ledger->highest_bytes[0],
                                    most(ledger->highest_bytes[1], ledger->highest_bytes[2])));

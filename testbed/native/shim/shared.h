@@ -44,8 +44,9 @@ struct vgpu_member {
 int vgpu_shared_members(int device, struct vgpu_member members[VGPU_MAX_PROCESSES]);
 
 /* What the card counts for the container beyond what its processes do, as the monitor's
- * readings show it. `sum` is the processes' present figure. The first is called under the
- * device's accounting lock; the second whenever the sum has changed. */
+ * readings show it. `sum` is the processes' present figure. The second is
+ * called under the device's accounting lock; the third whenever the sum has changed. */
+bool vgpu_shared_new_reading(int device); /* of the monitor's, not yet taken */
 uint64_t vgpu_shared_unexplained(int device, uint64_t sum);
 void vgpu_shared_summed(int device, uint64_t sum);
 
