@@ -43,8 +43,8 @@ def shim(
         list[str] | None,
         typer.Option(
             "--part",
-            help="calls, race or accuracy; may be repeated; default: all.",
-            autocompletion=_only(("calls", "race", "accuracy")),
+            help="calls, race, step or accuracy; may be repeated; default: all.",
+            autocompletion=_only(("calls", "race", "step", "accuracy")),
         ),
     ] = None,
     limits: Annotated[
@@ -94,7 +94,7 @@ def shim(
 
 def document(bench: ShimBench) -> dict[str, Any]:
     """Return what ``-o json`` prints; what was not measured is null."""
-    from testbed.lab.bench.shim_rows import BUSY_PCT, RATIO, RATIO_PCT, worst_ratio
+    from testbed.lab.bench.shim_rows import BUSY_PCT, RATIO, RATIO_PCT, STEP_S, worst_ratio
 
     calls = bench.calls
     added = {name: call.added_ns for name, call in calls.items()}
@@ -115,6 +115,17 @@ def document(bench: ShimBench) -> dict[str, Any]:
             "ratio_within_pct": RATIO_PCT,
             "busy_at_least_pct": BUSY_PCT,
         },
+        "limit_steps": [
+            {
+                "from_pct": step.from_pct,
+                "to_pct": step.to_pct,
+                "settled_s": step.settled_s,
+                "bound_s": STEP_S,
+                "control_settled_s": step.control_s,
+                "ok": step.ok,
+            }
+            for step in bench.steps
+        ],
         "control": {
             "pair_30_70_ratio": worst_ratio_of_control(bench),
             "pairs_30_70": bench.bare_pairs,
@@ -183,6 +194,11 @@ def table(bench: ShimBench) -> str:
             f"{_mark(pair.ok)} 30 beside 70, {pair.kernel_us:,} µs: work {pair.ratio:.2f} to 1,"
             f" card busy {pair.busy_pct:.1f} %"
             f" (without: {without.ratio:.2f}, {without.busy_pct:.1f} %)"
+        )
+    for step in bench.steps:
+        took = "never settled" if step.settled_s is None else f"settled in {step.settled_s:.2f} s"
+        lines.append(
+            f"{_mark(step.ok)} a limit of {step.from_pct} % becomes {step.to_pct} %: {took}"
         )
     if bench.race and bench.bare_race:
         race, bare = bench.race, bench.bare_race

@@ -16,6 +16,7 @@ from testbed.lab import command
 from testbed.lab.bench.figures import Environment, environment, load
 from testbed.lab.bench.shim_ground import Ground, ground
 from testbed.lab.bench.shim_rows import (
+    LimitStep,
     Pair,
     Row,
     Run,
@@ -31,7 +32,7 @@ from testbed.lab.cluster.protocol import Progress
 from testbed.native import artifacts
 from testbed.units import MIB
 
-PARTS = ("calls", "race", "accuracy")
+PARTS = ("calls", "race", "step", "accuracy")
 CLOCKS = ("slices", "sharing")
 #: ns: a launch without a limit, one that is limited and within its budget (kernels up to
 #: 20 µs), a call that allocates or releases.
@@ -49,6 +50,9 @@ _HALF = 50
 _MEMORY = (30, 64, 2 * MIB)
 #: Batches in which kernels are learned, not counted.
 _WARM = 6
+
+#: Changes of a limit while its tenant works, percent.
+_STEPS = ((20, 60), (60, 20))
 
 _RACERS = 8
 RACE_ROUNDS = 10_000
@@ -140,6 +144,7 @@ class ShimBench:
         rows: The shares.
         pairs: Those of 30 beside 70 with work queued.
         bare_pairs: The same without the library, for the control.
+        steps: Limits that were changed while their tenants worked.
         race, bare_race: The race for the cap, and without the library.
         lapped: Points of the card's time that were interpolated meanwhile.
     """
@@ -150,6 +155,7 @@ class ShimBench:
     rows: tuple[Row, ...] = ()
     pairs: tuple[Pair, ...] = ()
     bare_pairs: tuple[Pair, ...] = ()
+    steps: tuple[LimitStep, ...] = ()
     race: Race | None = None
     bare_race: Race | None = None
     lapped: int = 0
@@ -170,6 +176,12 @@ class ShimBench:
             for pair in self.pairs
             if not pair.ok
         ]
+        found += [
+            f"from {step.from_pct} to {step.to_pct} %: "
+            + ("never settled" if step.settled_s is None else f"settled in {step.settled_s:.1f} s")
+            for step in self.steps
+            if not step.ok
+        ]
         if self.race and self.race.passed_cap:
             found.append(f"the cap was passed in {self.race.passed_cap} rounds")
         if self.race and not self.race.refused:
@@ -183,6 +195,11 @@ class ShimBench:
             f"without the library 30 beside 70, {pair.kernel_us} µs, are {pair.ratio:.2f} too"
             for pair in self.bare_pairs
             if near(pair.ratio)
+        ]
+        found += [
+            f"a limit of {step.from_pct} % that was not changed gives {step.to_pct} % too"
+            for step in self.steps
+            if step.control_s is not None
         ]
         if self.bare_race and not self.bare_race.passed_cap:
             found.append("without the library the cap was not passed either")
@@ -213,6 +230,7 @@ def measure(progress: Progress, options: Options, *, library: Path | None = None
     before = load()
     calls: dict[str, Added] = {}
     race = bare_race = None
+    steps: tuple[LimitStep, ...] = ()
     taken = _Accuracy()
     with ground(progress, library=measured, clock=options.clock) as place:
         if "calls" in options.parts:
@@ -220,6 +238,8 @@ def measure(progress: Progress, options: Options, *, library: Path | None = None
         if "race" in options.parts:
             race = _race(place, progress, options.rounds, library=True)
             bare_race = _race(place, progress, max(1, options.rounds // 10), library=False)
+        if "step" in options.parts:
+            steps = tuple(_step(place, progress, *each) for each in _STEPS)
         if "accuracy" in options.parts:
             taken = _accuracy(place, progress, wanted, options)
         lapped = place.lapped()
@@ -234,6 +254,7 @@ def measure(progress: Progress, options: Options, *, library: Path | None = None
         rows=tuple(taken.rows),
         pairs=tuple(taken.pairs),
         bare_pairs=tuple(taken.bare_pairs),
+        steps=steps,
         race=race,
         bare_race=bare_race,
         lapped=lapped,
@@ -277,6 +298,20 @@ def _accuracy(
                 taken.bare_pairs.append(without)
             step.update(" and ".join(f"{share:.2f} %" for share in got.mean))
     return taken
+
+
+def _step(place: Ground, progress: Progress, before_pct: int, after_pct: int) -> LimitStep:
+    """Change a limit while its tenant works, and once more without changing it."""
+    with progress.step(f"a limit of {before_pct} % becomes {after_pct} %") as step:
+        took = place.step(before_pct, after_pct, change=True)
+        step.update("never settled" if took is None else f"settled in {took:.2f} s")
+        control = place.step(before_pct, after_pct, change=False)
+    return LimitStep(
+        from_pct=before_pct,
+        to_pct=after_pct,
+        settled_s=None if took is None else round(took, 2),
+        control_s=control,
+    )
 
 
 # --- the cost of calls -----------------------------------------------------------------

@@ -21,10 +21,16 @@ from testbed.card.spec import CardSpec
 from testbed.errors import TestbedError
 from testbed.lab import shell
 from testbed.lab.bench import feeder
-from testbed.lab.bench.shim_rows import Run, Shares, shares_between
+from testbed.lab.bench.shim_rows import Run, Shares, settled, shares_between
 from testbed.lab.cluster.protocol import Progress
 from testbed.native import artifacts, card, page
-from testbed.native.region import Policy, RegionConstant, RegionDevice, make_region
+from testbed.native.region import (
+    Policy,
+    RegionConstant,
+    RegionDevice,
+    make_region,
+    set_compute,
+)
 from testbed.stack import names
 from testbed.stack.codec.environment import container_environment, region_name
 from testbed.stack.model import Share
@@ -35,6 +41,9 @@ PROGRAM = "vgpu-bench-shim"
 #: From when tenants begin until shares are measured, s: alone, and beside a neighbour.
 SETTLE_S = {1: 1.0, 2: 3.0}
 _ANSWER_S = 30.0
+#: A step of the limit: its kernels, how long the tenant works before and after it, and how
+#: often it is looked at.
+_STEP_KERNEL_US, _STEP_BEFORE_S, _STEP_AFTER_S, _STEP_LOOK_S = 1000, 2.0, 4.0, 0.05
 #: A look at the book that took longer than this is made again: its time is not known well.
 _LOOK_NS = 2_000_000
 
@@ -133,6 +142,36 @@ class Ground:
                     _, told = tenant.communicate(timeout=_ANSWER_S)
                     raise TestbedError("a tenant of the benchmark ended early", why=told.strip())
             return shares_between(looks, [tenant.pid for _, tenant in tenants])
+
+    def step(self, before_pct: int, after_pct: int, *, change: bool) -> float | None:
+        """Change the limit of a tenant that works; return after how long it holds, s.
+
+        Args:
+            before_pct: Its limit at first.
+            after_pct: Its limit then.
+            change: False looks at it all the same and changes nothing.
+
+        Raises:
+            TestbedError: it ended.
+        """
+        uid, environ = self.variables(limit_pct=before_pct)
+        run = Run(limits=(before_pct,), kernel_us=_STEP_KERNEL_US, sync=False)
+        with _tenant(self._command(run), environ) as tenant:
+            self._tell({tenant.pid: uid})
+            _write(tenant, "go\n")
+            time.sleep(_STEP_BEFORE_S)
+            if change:
+                region = region_path(self.folder, (uid, feeder.CONTAINER))
+                set_compute(region, sm_limit_pct={0: after_pct})
+            changed_ns = time.monotonic_ns()
+            looks = []
+            while time.monotonic_ns() - changed_ns < _STEP_AFTER_S * 1e9:
+                looks.append(self._look())
+                time.sleep(_STEP_LOOK_S)
+            if tenant.poll() is not None:
+                _, told = tenant.communicate(timeout=_ANSWER_S)
+                raise TestbedError("a tenant of the benchmark ended early", why=told.strip())
+            return settled(looks, tenant.pid, changed_ns, after_pct)
 
     def _command(self, run: Run) -> list[str]:
         pattern = "sync" if run.sync else "deep"

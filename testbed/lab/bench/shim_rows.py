@@ -22,6 +22,9 @@ QUICK_LONE, QUICK_PAIR, QUICK_KERNELS_US = (10, 30, 75), (30, 70), KERNELS_US[:4
 RATIO, RATIO_PCT = 70 / 30, 6.0
 #: Least part of its time that a card with a pair that fills it is busy, percent.
 BUSY_PCT = 93.0
+#: A change of a limit: until the share is the new one within some points, s, and in windows
+#: of which length that is looked at.
+STEP_S, STEP_POINTS, STEP_WINDOW_S = 2.0, 3.0, 0.5
 #: Windows of a minute leave the length of a kernel out of account.
 _LONG_SECONDS = 60.0
 _MS10_US = 10_000
@@ -263,6 +266,51 @@ def near(ratio: float) -> bool:
 def worst_ratio(pairs: Iterable[Pair]) -> float | None:
     """Return the ratio that is farthest from that of 70 and 30."""
     return max((p.ratio for p in pairs), key=lambda r: abs(r - RATIO), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStep:
+    """A limit that is changed while its tenant works.
+
+    Attributes:
+        settled_s: How long after the change the share was the new one for good; None: it
+            never was while that was looked at.
+        control_s: The same where the limit was not changed: to be None.
+    """
+
+    from_pct: int
+    to_pct: int
+    settled_s: float | None
+    control_s: float | None
+
+    @property
+    def ok(self) -> bool:
+        return self.settled_s is not None and self.settled_s <= STEP_S
+
+
+def settled(
+    looks: Sequence[tuple[int, Mapping[int, int]]], pid: int, changed_ns: int, to_pct: int
+) -> float | None:
+    """Return how long after a change a tenant's share was what it is to be, for good, s.
+
+    Args:
+        looks: Time in ns and device time by pid in ns, several in each window.
+        pid: The tenant.
+        changed_ns: When its limit was changed.
+        to_pct: The new limit.
+    """
+    found: float | None = None
+    for start, (begin, busy) in enumerate(looks):
+        later = [look for look in looks[start:] if look[0] - begin >= STEP_WINDOW_S * 1e9]
+        if begin < changed_ns or not later:
+            continue
+        end, after = later[0]
+        share = (after.get(pid, 0) - busy.get(pid, 0)) / (end - begin) * 100
+        if abs(share - to_pct) > STEP_POINTS:
+            found = None
+        elif found is None:
+            found = (begin - changed_ns) / 1e9
+    return found
 
 
 def bare_runs(wanted: Sequence[Run]) -> Iterator[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from testbed.lab.bench.shim_rows import (
     KERNELS_US,
     LIMITS,
     PATTERNS,
+    LimitStep,
     Pair,
     Row,
     Run,
@@ -26,6 +28,7 @@ from testbed.lab.bench.shim_rows import (
     near,
     pair_of,
     runs,
+    settled,
     shares_between,
 )
 
@@ -138,6 +141,25 @@ def test_shares_between() -> None:
     assert found.seconds == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    ("shares_at", "expected"),
+    [
+        (lambda t: 60.0, 0.0),
+        (lambda t: 20.0 if t < 1.0 else 60.0, 1.0),
+        (lambda t: 20.0, None),
+        (lambda t: 60.0 if t < 2.5 else 20.0, None),  # not for good
+        (lambda t: 90.0 if t < 0.5 else 60.0, 0.5),
+    ],
+)
+def test_settled(shares_at: Callable[[float], float], expected: float | None) -> None:
+    busy, looks = 0, []
+    for tick in range(80):
+        looks.append((tick * 50_000_000, {7: busy}))
+        busy += round(shares_at(tick * 0.05) / 100 * 50_000_000)
+    found = settled(looks, 7, 0, 60)
+    assert found == (None if expected is None else pytest.approx(expected, abs=0.06))
+
+
 # --- the result ----------------------------------------------------------------------
 
 
@@ -160,6 +182,8 @@ def bench(
     passed: int = 0,
     refused: int = 1000,
     bare_passed: int = 100,
+    took: float | None = 0.4,
+    unchanged: float | None = None,
 ) -> shim.ShimBench:
     rows = (row or judge(PAIR, 0, shares(30.0, 63.0), demand_pct=46.0, clock="slices"),)
 
@@ -173,6 +197,7 @@ def bench(
         rows=rows,
         pairs=(pair(ratio),),
         bare_pairs=(pair(bare),),
+        steps=(LimitStep(from_pct=20, to_pct=60, settled_s=took, control_s=unchanged),),
         race=race(passed, refused),
         bare_race=race(bare_passed),
         environment=Environment(
@@ -195,6 +220,9 @@ def test_held() -> None:
         bench(passed=1),
         bench(refused=0),
         bench(bare_passed=0),
+        bench(took=2.1),
+        bench(took=None),
+        bench(unchanged=0.0),
     ],
 )
 def test_missed(found: shim.ShimBench) -> None:
