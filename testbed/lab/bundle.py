@@ -23,7 +23,7 @@ from testbed.lab.cluster.protocol import Cluster, ClusterStatus
 from testbed.lab.deploy import cards, reservations
 from testbed.lab.deploy.samples import ledger_document
 from testbed.lab.doctor import diagnose
-from testbed.lab.kube import Kube
+from testbed.lab.kube import Kube, Unreachable
 from testbed.lab.redact import redact, redacted
 from testbed.lab.versions import versions
 from testbed.native import card
@@ -45,6 +45,7 @@ KINDS = (
     ("v1", "ResourceQuota"),
 )
 LOG_LINES = 5000
+_LOGS_S = 60.0
 #: What a part may fail with: the rest is collected all the same.
 _EXPECTED = (TestbedError, OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError)
 #: But not where nothing can be written any more.
@@ -173,10 +174,11 @@ def _objects(folder: Path, kube: Kube, problems: list[str]) -> None:
     for version, kind in KINDS:
         try:
             _json(folder / "objects" / f"{kind.lower()}s.json", _listed(kube, version, kind))
-        except (TestbedError, OSError) as error:
+        except TestbedError as error:
             problems.append(f"{kind}: {error}")
             return  # an API server that does not answer will not answer the rest either
-    _pod_logs(folder / "pods", kube, problems)
+    with _noted(problems, "logs of pods"):
+        _pod_logs(folder / "pods", kube, problems)
     told: dict[str, Callable[[], Any]] = {
         "ledger": lambda: ledger_document(kube),
         "reservations": lambda: reservations(kube),
@@ -205,6 +207,8 @@ def _reading(kube: Kube) -> dict[str, Any]:
 
 
 def _pod_logs(folder: Path, kube: Kube, problems: list[str]) -> None:
+    # A server that comes and goes (a full disk) would be waited for once a container.
+    until = time.monotonic() + _LOGS_S
     for pod in kube.list("v1", "Pod"):
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         spec = pod["spec"]
@@ -213,6 +217,9 @@ def _pod_logs(folder: Path, kube: Kube, problems: list[str]) -> None:
                 text = kube.logs(namespace, name, container["name"], tail=LOG_LINES)
             except TestbedError as error:
                 problems.append(f"log of {namespace}/{name} {container['name']}: {error.why}")
+                if isinstance(error, Unreachable) or time.monotonic() > until:
+                    problems.append("other logs of pods: not asked for any more")
+                    return
                 continue
             path = folder / f"{namespace}_{name}_{container['name']}.log"
             path.parent.mkdir(parents=True, exist_ok=True)

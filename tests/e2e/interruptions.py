@@ -174,8 +174,8 @@ class Owner:
         command.end(timeout_s)
         return command
 
-    def run(self) -> Command:
-        return self.start("run", "co_location/small", "-o", "json")
+    def run(self, **environment: str) -> Command:
+        return self.start("run", "co_location/small", "-o", "json", **environment)
 
     @property
     def record(self) -> dict[str, object]:
@@ -266,7 +266,7 @@ class Command:
             if self.code is not None:
                 return bool(condition())
             assert time.monotonic() < until, f"no {what} after {timeout_s:.0f} s:\n{self.err}"
-            time.sleep(0.01)
+            time.sleep(0.03)
 
 
 def reached(command: Command, stage: str) -> bool:

@@ -183,7 +183,7 @@ def test_results_without_room_are_no_verdict(testbed, owner, disk, tmp_path, kib
 def test_a_disk_that_fills_while_a_run_goes_on(owner, disk):
     small = disk(owner.state, 1536)
     owner.prefix, owner.seen = small.prefix(owner.clone), small.path(owner.state)
-    run = owner.run()
+    run = owner.run(VGPU_TESTBED_TRIAL_SECONDS="60")
     assert run.wait(lambda: owner.part("workload"), "workload"), run.err
     small.fill()
     code = run.end(END_S)

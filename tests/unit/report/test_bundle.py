@@ -15,6 +15,7 @@ from testbed.card.spec import CardSpec
 from testbed.errors import ClusterError, InputError
 from testbed.lab import bundle
 from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
+from testbed.lab.kubetypes import Unreachable
 from testbed.native.region import RegionConstant, RegionDevice, make_region
 
 
@@ -163,3 +164,23 @@ def test_places_that_cannot_be(tmp_path: Path, node: Node) -> None:
     with pytest.raises(InputError, match="nothing to bundle"):
         bundle.write(tmp_path / "none", cast(Any, Logs()), None)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_server_that_goes_away_in_between_is_asked_for_no_more_logs(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Going:
+        def list(self, version: str, kind: str) -> list[dict[str, Any]]:
+            if kind != "Pod":
+                return []
+            spec = {"containers": [{"name": "c"}]}
+            return [{"metadata": {"namespace": "n", "name": name}, "spec": spec} for name in "ab"]
+
+        def logs(self, namespace: str, name: str, container: str, *, tail: int) -> str:
+            asked.append(name)
+            raise Unreachable("the API server does not answer")
+
+    problems: list[str] = []
+    bundle._objects(tmp_path, cast(Any, Going()), problems)
+    assert asked == ["a"]
+    assert any("not asked for any more" in problem for problem in problems)
