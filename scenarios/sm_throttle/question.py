@@ -31,6 +31,9 @@ MARGIN_POINTS = 5.0
 #: What a program that waits for each kernel surely gets of a card, percent, by the kernel's
 #: length in µs: its host needs up to a few hundred µs between two of them.
 SYNC_PCT = ((10_000, 85.0), (1_000, 60.0), (0, 20.0))
+#: How much more than its share such a program must be able to use for the share to be demanded:
+#: what its host loses now and then it cannot make good otherwise.
+SYNC_HEADROOM = 1.25
 GPUMEM_MIB = 4096
 
 MEANINGS = {
@@ -304,8 +307,8 @@ def share_card(parameters: Parameters, turn: Turn, trial: Trial, free: float | N
     least: float | None = float(turn.share)
     source = f"monitor ({trial.source})"
     if turn.pattern == "sync":
-        least = None if free is None else min(float(turn.share), free)
-        if free is not None and free < turn.share:
+        least = None if free is None else min(float(turn.share), free / SYNC_HEADROOM)
+        if free is not None and free < turn.share * SYNC_HEADROOM:
             source += f"; without the limiter it has {free:.1f} %"
     base = Check(
         name="share_card",
