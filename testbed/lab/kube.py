@@ -62,6 +62,8 @@ class Kube:
         kubectl: The program for ``exec``; the one on PATH by default.
         scratch: Where the client keeps keys in files for as long as it lives, and where
             they are left when it is killed; the folder for temporary files by default.
+        as_user: In whose name requests are made; the kubeconfig's user by default, who
+            must be allowed to impersonate.
 
     Raises:
         ClusterError: the kubeconfig cannot be used.
@@ -74,7 +76,9 @@ class Kube:
         context: str | None = None,
         kubectl: Path | None = None,
         scratch: Path | None = None,
+        as_user: str = "",
     ) -> None:
+        self._as_user = as_user
         self.kubeconfig = kubeconfig
         self.context = context
         self._kubectl = kubectl
@@ -519,6 +523,8 @@ class Kube:
         headers: dict[str, str] = {"Accept": "application/json, */*"}
         if body is not None:
             headers["Content-Type"] = content_type or "application/json"
+        if self._as_user:
+            headers["Impersonate-User"] = self._as_user
         self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
         try:
             answer = self._api.call_api(
