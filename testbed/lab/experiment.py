@@ -50,6 +50,8 @@ from testbed.lab.scenario.record import (
     write_json,
 )
 from testbed.lab.scenario.run import finish
+from testbed.lab.scenario.simulated import as_plugin
+from testbed.lab.scenario.staging import stage
 from testbed.lab.scenario.submission import submit
 from testbed.lab.scenario.trial import run_trial
 from testbed.lab.session import Session
@@ -162,6 +164,11 @@ class Experiment:
         self._checks = self._question.checks(self._parameters, previous, trial)
         return self._overview(self._control.checks, control=True)
 
+    def story(self) -> Table:
+        """Show what happened, step by step, where the question tells it."""
+        tell = self._question.story  # type: ignore[attr-defined]
+        return rows_table(*tell(self._parameters, self._needs_run()))
+
     def plot(self) -> Picture:
         """Draw what the card counted, with the caps."""
         figure = draw(self._chart())
@@ -217,8 +224,8 @@ class Experiment:
         return getattr(self._question, "steps", usual)
 
     def _unlimited(self) -> contextlib.AbstractContextManager[object]:
-        """What makes a control of a run: pods that only are submitted need no library."""
-        if hasattr(self._question, "submissions"):
+        """What makes a control of a run: pods that never run need no library."""
+        if hasattr(self._question, "submissions") or hasattr(self._question, "staging"):
             return contextlib.nullcontext()
         return enforcement(self._testbed.kube, "off", self._progress)
 
@@ -319,6 +326,11 @@ class Experiment:
                 asked=mode == "on",
                 step=step,
             )
+        staging = getattr(self._question, "staging", None)
+        if staging is not None:
+            with as_plugin(kube) as plugin:
+                played = staging(self._parameters, control=mode == "off")
+                return stage(kube, plugin, played, mode=mode, step=step)
         namespace = f"trial-{uuid.uuid4().hex[:8]}"
         plans = self._question.plan(self._parameters)
         manifests = []

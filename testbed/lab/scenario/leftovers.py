@@ -8,6 +8,7 @@ from testbed.lab.deploy import plugin_states, set_enforcement
 from testbed.lab.deploy.switch import read_config
 from testbed.lab.kube import Kube
 from testbed.lab.scenario.pods import TRIAL_LABEL
+from testbed.lab.scenario.simulated import clear
 
 _GONE_S = 90.0
 
@@ -22,6 +23,7 @@ def tidy(kube: Kube, progress: Progress) -> None:
         DeployError: no stack, or one whose plugins do not follow.
         WaitTimeout: the pods of an earlier trial do not end.
     """
+    clear(kube)
     found = kube.list("v1", "Namespace", labels=TRIAL_LABEL)
     pods = [
         (each["metadata"]["name"], pod["metadata"]["name"])

@@ -78,7 +78,7 @@ def submit(
         for own in sorted({one.own_environment for one in submissions}):
             spaces[own] = _namespace(kube, own_environment=own, asked=asked)
             if quota:
-                _limit(kube, spaces[own], quota, asked=asked)
+                set_quota(kube, spaces[own], quota, asked=asked)
         for number, one in enumerate(submissions, 1):
             step.update(f"{number}/{len(submissions)} {one.name}")
             pods[one.name] = _show(kube, one, spaces[one.own_environment])
@@ -113,7 +113,7 @@ def _namespace(kube: Kube, *, own_environment: bool, asked: bool) -> str:
     return str(manifest["metadata"]["name"])
 
 
-def _limit(kube: Kube, namespace: str, hard: Mapping[str, str], *, asked: bool) -> None:
+def set_quota(kube: Kube, namespace: str, hard: Mapping[str, str], *, asked: bool) -> None:
     """Set a quota and wait until the webhook knows of it: two replicas watch for it."""
     kube.create(
         {

@@ -10,6 +10,7 @@ from testbed.errors import DeployError
 from testbed.lab.deploy import PluginState
 from testbed.lab.progress import QuietProgress
 from testbed.lab.scenario import leftovers
+from testbed.lab.scenario.simulated import LABEL
 from testbed.stack.config import DeviceConfig
 
 
@@ -56,9 +57,10 @@ def test_the_last_trial_s_namespace_on_its_way_out_is_no_leftover(monkeypatch):
     leftovers.tidy(kube, progress)
     progress.step.assert_not_called()
     # One that still has pods is waited for, and not deleted twice.
-    kube.list.side_effect = lambda version, kind, *_, **__: (
-        [going] if kind == "Namespace" else [{"metadata": {"name": "a"}}]
-    )
+    kube.list.side_effect = lambda version, kind, *_, **__: {
+        "Namespace": [going],
+        "Pod": [{"metadata": {"name": "a"}}],
+    }.get(kind, [])
     leftovers.tidy(kube, progress)
     kube.delete.assert_not_called()
     kube.wait_gone.assert_called_once()
@@ -71,9 +73,30 @@ def test_pods_of_earlier_trials_are_gone_before_it_returns(monkeypatch):
         if kind == "Namespace":
             assert labels == leftovers.TRIAL_LABEL
             return [{"metadata": {"name": "trial-1"}}]
+        if kind == "Node":
+            return []
         return [{"metadata": {"name": "a"}}]
 
     kube.list.side_effect = listed
     leftovers.tidy(kube, QuietProgress())
     kube.delete.assert_called_once_with("v1", "Namespace", "trial-1")
     assert kube.wait_gone.mock_calls == [call("v1", "Pod", "a", "trial-1", timeout_s=90.0)]
+
+
+def test_simulated_nodes_of_a_killed_run_go_with_their_pods(monkeypatch):
+    kube, _ = world(monkeypatch)
+    pod = {"metadata": {"name": "a", "namespace": "trial-1"}}
+
+    def listed(version, kind, namespace=None, *, labels="", fields=""):
+        if kind == "Node":
+            assert labels == LABEL
+            return [{"metadata": {"name": "sim-1"}}]
+        return [pod] if fields == "spec.nodeName=sim-1" else []
+
+    kube.list.side_effect = listed
+    leftovers.tidy(kube, QuietProgress())
+    assert kube.delete.mock_calls == [
+        # No kubelet would ever confirm its end.
+        call("v1", "Pod", "a", "trial-1", grace_s=0),
+        call("v1", "Node", "sim-1"),
+    ]
