@@ -26,6 +26,7 @@ from testbed.stack.extender.metrics import exposition
 from testbed.stack.extender.nodelock import NodeLocks
 from testbed.stack.extender.pods import NodePart, PodPart
 from testbed.stack.extender.recorder import Recorder
+from testbed.stack.extender.rim import VERBS, Answer, Site, Verb, Verbs
 from testbed.stack.extender.state import State
 from testbed.stack.extender.wire import (
     FilterResult,
@@ -257,15 +258,34 @@ def scheduler_app(
             everybody (plain HTTP, for benches and tests).
         evict: Has the victims of a plan evicted.
     """
+    admitted = None if client_names is None else frozenset(client_names)
+    verbs = Verbs(
+        by_path=_verbs(state, binder, report, evict),
+        fault=_fault,
+        most=MAX_BODY_BYTES,
+        admits=lambda transport: _admits(admitted, transport),
+    )
+    app = web.Application(
+        client_max_size=MAX_BODY_BYTES, middlewares=[_identified(admitted), _answered]
+    )
+    for path, verb in verbs.by_path.items():
+        app.router.add_post(path.decode(), _route(verb))
+    app[VERBS] = verbs
+    app.add_routes(_observation(state))
+    return app
+
+
+def _verbs(
+    state: State, binder: Binder, report: Report, evict: Callable[[PodKey, Plan], None]
+) -> dict[bytes, Verb]:
     times = state.times
 
-    async def filter_(request: web.Request) -> web.Response:
-        body = await request.read()
+    def filter_(body: bytes) -> Answer:
         begun = perf_counter()
         try:
             args = decode_filter(body)
         except CodecError as error:
-            return web.Response(status=400, text=error.text() + "\n")
+            return _refusal(400, error.text())
         answer = filter_pods(state, args)
         if answer.event and answer.pod is not None:
             event = answer.event
@@ -279,44 +299,61 @@ def scheduler_app(
                 log.info("%s fits nowhere: %s", answer.pod, event)
         elif answer.pod is not None:
             log.debug("%s goes to %s", answer.pod, answer.result.NodeNames)
-        response = _json(answer.result)
+        raw = Answer(_encode(answer.result))
         outcome = "error" if answer.result.Error else "unfit" if answer.event else "fit"
         times.add("filter", outcome, perf_counter() - begun)
-        return response
+        return raw
 
-    async def bind(request: web.Request) -> web.Response:
-        body = await request.read()
+    async def bind(body: bytes) -> Answer:
         begun = perf_counter()
         try:
             args = decode_bind(body)
         except CodecError as error:
-            return web.Response(status=400, text=error.text() + "\n")
+            return _refusal(400, error.text())
         text = await binder.bind(args)
         times.add("bind", "error" if text else "bound", perf_counter() - begun)
-        return _json({"Error": text})
+        return Answer(_encode({"Error": text}))
 
-    async def preempt_(request: web.Request) -> web.Response:
-        body = await request.read()
+    def preempt_(body: bytes) -> Answer:
         begun = perf_counter()
         try:
             args = decode_preempt(body)
             refusal = refused(state)
             if refusal:
-                return web.Response(status=503, text=refusal + "\n")
+                return _refusal(503, refusal)
             result = preempt(state, args)
         except (CodecError, InputError) as error:
-            return web.Response(status=400, text=error.text() + "\n")
+            return _refusal(400, error.text())
         times.add("preempt", "done", perf_counter() - begun)
-        return _json(result)
+        return Answer(_encode(result))
 
-    app = web.Application(
-        client_max_size=MAX_BODY_BYTES, middlewares=[_identified(client_names), _answered]
-    )
-    app.router.add_post("/filter", filter_)
-    app.router.add_post("/bind", bind)
-    app.router.add_post("/preempt", preempt_)
-    app.add_routes(_observation(state))
-    return app
+    return {b"/filter": filter_, b"/bind": bind, b"/preempt": preempt_}
+
+
+def _refusal(status: int, text: str) -> Answer:
+    return Answer(f"{text}\n".encode(), status, "text/plain")
+
+
+def _fault(path: str) -> Answer:
+    """Return the answer where the code is wrong: the scheduler takes an ``Error`` as a
+    reason to try the pod again later, and would wait for 30 s without any answer."""
+    return Answer(_encode(FilterResult(Error=f"internal error of the extender in {path}")))
+
+
+def _route(verb: Verb) -> Handler:
+    """Return a verb for aiohttp, which answers what ``rim`` leaves to it."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        found = verb(await request.read())
+        answer = found if isinstance(found, Answer) else await found
+        return web.Response(
+            body=answer.body,
+            status=answer.status,
+            content_type=answer.content_type,
+            charset="utf-8",
+        )
+
+    return handler
 
 
 def observer_app(state: State) -> web.Application:
@@ -360,16 +397,18 @@ def _observation(state: State) -> list[web.RouteDef]:
     ]
 
 
-def _identified(client_names: Iterable[str] | None) -> Any:
-    allowed = None if client_names is None else frozenset(client_names)
+def _admits(allowed: frozenset[str] | None, transport: asyncio.BaseTransport | None) -> bool:
+    if allowed is None:
+        return True
+    certificate = transport.get_extra_info("peercert") if transport else None
+    return bool(allowed & set(common_names(certificate)))
 
+
+def _identified(allowed: frozenset[str] | None) -> Any:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if allowed is not None:
-            transport = request.transport
-            certificate = transport.get_extra_info("peercert") if transport else None
-            if not allowed & set(common_names(certificate)):
-                return web.Response(status=403, text="not the scheduler's certificate\n")
+        if not _admits(allowed, request.transport):
+            return web.Response(status=403, text="not the scheduler's certificate\n")
         return await handler(request)
 
     return middleware
@@ -377,15 +416,14 @@ def _identified(client_names: Iterable[str] | None) -> Any:
 
 @web.middleware
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer even where the code is wrong: the scheduler would wait for 30 s, and
-    takes an ``Error`` as a reason to try the pod again later."""
+    """Answer even where the code is wrong."""
     try:
         return await handler(request)
     except web.HTTPException:
         raise
     except Exception:
         log.exception("%s failed", request.path)
-        return _json(FilterResult(Error=f"internal error of the extender in {request.path}"))
+        return web.Response(body=_fault(request.path).body, content_type="application/json")
 
 
 def common_names(certificate: Any) -> list[str]:
@@ -409,7 +447,10 @@ async def serve(
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, ssl_context=tls).start()
+        if VERBS in app:
+            await Site(runner, host, port, tls, app[VERBS]).start()
+        else:
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
     except OSError as error:
         with contextlib.suppress(Exception):
             await runner.cleanup()
