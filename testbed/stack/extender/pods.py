@@ -22,7 +22,7 @@ _KINDS: dict[tuple[Kind, ...], tuple[Kind, ...]] = {}
 _TERMINAL = ("Succeeded", "Failed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen costs a microsecond for every pod
 class PodView:
     """A pod as one watch event shows it.
 

@@ -328,8 +328,8 @@ class State:
         )
         self._priorities[bound.priority] += 1
         self._charge(bound)
-        unknown = self.ledger.unknown_cards(view.key.uid)
-        if unknown and self.synced:
+        unknown = self.ledger.unknown_cards(view.key.uid) if self.synced else ()
+        if unknown:
             log.warning("%s holds cards that %s lacks: %s", view.key, view.node, unknown)
         return bound
 

@@ -62,6 +62,9 @@ def fold(
             count as apps (nobody is charged less for a list that does not match).
         initialised: True once every plain init container has ended well.
     """
+    if len(shares) == 1 and len(shares[0]) == 1 and not (initialised and Kind.INIT in kinds[:1]):
+        (share,) = shares[0]
+        return {share.uuid: Charge(slots=1, mem_mib=share.mem_mib, core_pct=share.core_pct)}
     running: dict[str, Charge] = {}  # sidecars so far, then apps as well
     peak: dict[str, Charge] = {}
     for position, container in enumerate(shares):

@@ -12,8 +12,10 @@ wrote a promise twice or released it twice changes nothing (HAMi #1966, volcano 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +45,16 @@ class Promise:
     """What one pod holds on one node."""
 
     node: str
-    charges: tuple[tuple[str, Charge], ...]  # a map costs three times the memory
+    charges: tuple[tuple[str, Charge], ...]
+
+
+#: A promise as it is kept: the node, then uuid, slots, MiB and percent of each card. A
+#: hundred thousand objects with maps would need three times the memory.
+_Held = tuple[Any, ...]
+
+
+def _charges(held: _Held) -> Iterator[tuple[str, int, int, int]]:
+    return zip(held[1::4], held[2::4], held[3::4], held[4::4], strict=True)
 
 
 class Ledger:
@@ -59,9 +70,9 @@ class Ledger:
         self._cards: list[tuple[Card, ...]] = []
         self._models: dict[str, int] = {}
         self._vendors: dict[str, int] = {}
-        self._places: dict[str, set[tuple[int, int]]] = {}  # uuid -> (row, column)
-        self._promises: dict[str, Promise] = {}
-        self._by_node: dict[str, set[str]] = {}
+        self._places: dict[str, tuple[tuple[int, int], ...]] = {}  # uuid -> (row, column)
+        self._promises: dict[str, _Held] = {}
+        self._by_node: dict[str, list[str]] = {}  # few pods: a set needs ten times as much
         self._cordoned: dict[str, frozenset[str]] = {}
         self._links: dict[int, dict[str, Mapping[str, int]]] = {}
         self._books = True
@@ -167,9 +178,15 @@ class Ledger:
     def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
         """Charge a pod's shares to a node's cards, in place of what it held before."""
         self.release(uid)
-        held = Promise(node, tuple(charges.items()))
+        flat: list[Any] = [node]
+        for uuid, charge in charges.items():
+            flat += (uuid, charge.slots, charge.mem_mib, charge.core_pct)
+        held = tuple(flat)
         self._promises[uid] = held
-        self._by_node.setdefault(node, set()).add(uid)
+        pods = self._by_node.get(node)
+        if pods is None:
+            pods = self._by_node[node] = []
+        pods.append(uid)
         if self._books:
             self._book(held, +1)
 
@@ -178,10 +195,10 @@ class Ledger:
         held = self._promises.pop(uid, None)
         if held is None:
             return False
-        pods = self._by_node[held.node]
-        pods.discard(uid)
+        pods = self._by_node[held[0]]
+        pods.remove(uid)
         if not pods:
-            del self._by_node[held.node]
+            del self._by_node[held[0]]
         if self._books:
             self._book(held, -1)
         return True
@@ -197,20 +214,20 @@ class Ledger:
         self._books = True
         for row in self._row.values():
             self._reset(row)
-        rows, columns, amounts = [], [], []
+        rows, columns, amounts = array("q"), array("q"), array("q")
         for held in self._promises.values():
-            row_of = self._row.get(held.node)
+            row_of = self._row.get(held[0])
             if row_of is None:
                 continue
-            for uuid, charge in held.charges:
+            for uuid, *amount in _charges(held):
                 for row, column in self._places.get(uuid, ()):
                     if row == row_of:
                         rows.append(row)
                         columns.append(column)
-                        amounts.append((charge.slots, charge.mem_mib, charge.core_pct))
+                        amounts.extend(amount)
         if not rows:
             return
-        taken = np.array(amounts, np.int64)
+        taken = np.array(amounts, np.int64).reshape(-1, 3)
         where = (np.array(rows, np.int64), np.array(columns, np.int64))
         for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
             np.subtract.at(grid, where, taken[:, part])
@@ -241,15 +258,25 @@ class Ledger:
         return worth
 
     def promised(self, uid: str) -> Promise | None:
-        return self._promises.get(uid)
+        """Return what a pod holds; None if it holds nothing."""
+        held = self._promises.get(uid)
+        if held is None:
+            return None
+        return Promise(
+            held[0],
+            tuple(
+                (uuid, Charge(slots=slots, mem_mib=mem, core_pct=core))
+                for uuid, slots, mem, core in _charges(held)
+            ),
+        )
 
     def unknown_cards(self, uid: str) -> tuple[str, ...]:
         """Return the uuids of a promise that its node has not registered."""
         held = self._promises.get(uid)
         if held is None:
             return ()
-        known = {card.uuid for card in self.cards_of(held.node)}
-        return tuple(sorted({uuid for uuid, _ in held.charges} - known))
+        known = {card.uuid for card in self.cards_of(held[0])}
+        return tuple(sorted(set(held[1::4]) - known))
 
     def usage(self, name: str) -> Iterator[tuple[Card, Charge]]:
         """Yield a node's cards with what is taken from each."""
@@ -329,9 +356,11 @@ class Ledger:
 
     def _clear_row(self, row: int) -> None:
         for column, card in enumerate(self._cards[row]):
-            places = self._places[card.uuid]
-            places.discard((row, column))
-            if not places:
+            here = (row, column)
+            places = tuple(place for place in self._places[card.uuid] if place != here)
+            if places:
+                self._places[card.uuid] = places
+            else:
                 del self._places[card.uuid]
         self._cards[row] = ()
         self._links.pop(row, None)
@@ -343,7 +372,9 @@ class Ledger:
         self.grade[row] = 0
 
     def _write_card(self, row: int, column: int, card: Card, cordoned: bool) -> None:
-        self._places.setdefault(card.uuid, set()).add((row, column))
+        places = self._places.get(card.uuid, ())
+        if (row, column) not in places:
+            self._places[card.uuid] = (*places, (row, column))
         self.slots_total[row, column] = card.slots
         self.mem_total[row, column] = card.mem_mib
         self.core_total[row, column] = card.core_pct
@@ -383,20 +414,20 @@ class Ledger:
             self.usable[rows] & (self.slots_free[rows] > 0) & (self.core_free[rows] > 0)
         )
 
-    def _book(self, held: Promise, sign: int) -> None:
-        row = self._row.get(held.node)
+    def _book(self, held: _Held, sign: int) -> None:
+        row = self._row.get(held[0])
         if row is None:
             return
         slots, mem, core = 0, 0, 0
-        for uuid, charge in held.charges:
+        for uuid, of_slots, of_mem, of_core in _charges(held):
             for place in self._places.get(uuid, ()):
                 if place[0] == row:
-                    self.slots_free[place] -= sign * charge.slots
-                    self.mem_free[place] -= sign * charge.mem_mib
-                    self.core_free[place] -= sign * charge.core_pct
-                    slots += charge.slots
-                    mem += charge.mem_mib
-                    core += charge.core_pct
+                    self.slots_free[place] -= sign * of_slots
+                    self.mem_free[place] -= sign * of_mem
+                    self.core_free[place] -= sign * of_core
+                    slots += of_slots
+                    mem += of_mem
+                    core += of_core
         if slots or mem or core:
             self.used[row] += (sign * slots, sign * mem, sign * core)
             self._derive(row)

@@ -83,6 +83,8 @@ def _one_vendor(requests: Sequence[Request], config: DeviceConfig) -> Vendor:
 def initialised(pod: Mapping[str, Any]) -> bool:
     """Tell whether every plain init container of a pod has ended well."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    if not spec.get("initContainers"):
+        return True
     states = {
         one.get("name"): (one.get("state") or {}).get("terminated") or {}
         for one in status.get("initContainerStatuses") or ()
