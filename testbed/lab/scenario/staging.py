@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from testbed.errors import TestbedError, WaitTimeout
@@ -54,12 +55,13 @@ class Move:
     """One step.
 
     Attributes:
-        kind: ``submit`` the pod, ``delete`` it, or say that its init containers are ``done``.
+        kind: ``submit`` the pod, ``delete`` it, say that its init containers are ``done``, or
+            ``hold``: nothing is done (in a control).
         pod: Which.
         then: Pods that wait and move up by it; they are waited for.
     """
 
-    kind: Literal["submit", "delete", "done"]
+    kind: Literal["submit", "delete", "done", "hold"]
     pod: str
     then: tuple[str, ...] = ()
 
@@ -133,11 +135,13 @@ class _Play:
         self._kube.create(namespace_manifest(self._space))
         if self._staging.quota:
             set_quota(self._kube, self._space, self._staging.quota, asked=True)
+        self._until("the simulated nodes are taken for ready", self._untainted, DECIDED_S)
         self._until(
             "the extender knows the simulated nodes",
             lambda: all(name in self._ledger()["nodes"] for name in self._named),
             DECIDED_S,
         )
+        self._probe()
         self._look()
         moves = self._staging.moves
         for number, move in enumerate(moves):
@@ -157,19 +161,49 @@ class _Play:
     def clear(self) -> None:
         """Remove the pods, which no kubelet would, and the namespace."""
         with contextlib.suppress(TestbedError):  # the next run's tidying finds what is left
-            for name in self._pods:
-                self._kube.delete("v1", "Pod", name, self._space, grace_s=0)
+            for pod in self._kube.list("v1", "Pod", self._space):
+                self._kube.delete("v1", "Pod", pod["metadata"]["name"], self._space, grace_s=0)
             self._kube.delete("v1", "Namespace", self._space)
+
+    def _untainted(self) -> bool:
+        """Tell whether the cluster's own taints are off the nodes."""
+        taints = [
+            (self._kube.get("v1", "Node", name).get("spec") or {}).get("taints") or ()
+            for name in self._named
+        ]
+        return all(taint["key"] == LABEL for each in taints for taint in each)
+
+    def _probe(self) -> None:
+        """Wait until the scheduler takes each node for one that is up, by a pod without a card."""
+        probes = {f"probe-{number}": name for number, name in enumerate(self._named)}
+        for probe, name in probes.items():
+            spec = {
+                "schedulerName": names.SCHEDULER_NAME,
+                "nodeSelector": {"kubernetes.io/hostname": name},
+                "containers": [{"name": "probe", "image": "example.test/none:1"}],
+            }
+            self._kube.create(
+                self._manifest(StagedPod(name=probe, group="", manifest={"spec": spec}))
+            )
+        self._until(
+            "the scheduler knows the simulated nodes",
+            lambda: all(self._objects.get(p, {}).get("spec", {}).get("nodeName") for p in probes),
+            DECIDED_S,
+        )
+        for probe in probes:
+            self._kube.delete("v1", "Pod", probe, self._space, grace_s=0)
 
     # --- moves ------------------------------------------------------------------
     def _move(self, number: int, move: Move) -> None:
-        told = {"submit": self._submit, "delete": self._delete, "done": self._done}[move.kind](
-            move.pod
-        )
-        found = [(move.pod, told)] if told else []
+        play = {
+            "submit": self._submit, "delete": self._delete, "done": self._done,
+            "hold": self._hold,
+        }  # fmt: skip
+        told = play[move.kind](move.pod)
+        found = [(move.pod, told)]
         for name in move.then:
             with contextlib.suppress(WaitTimeout):
-                self._until(f"pod {name} is bound", lambda name=name: self._bound(name), FOLLOWS_S)
+                self._until(f"pod {name} is bound", partial(self._bound, name), FOLLOWS_S)
             found.append((name, self._decision(name)))
         self._look()
         self._add(move.pod, number, {"event": "moved"})
@@ -203,24 +237,34 @@ class _Play:
             self._until("the ledger shrinks", lambda: self._look() != before, FOLLOWS_S)
         return {"event": "done"}
 
+    def _hold(self, _name: str) -> dict[str, Any]:
+        return {"event": "held"}
+
     # --- looks ------------------------------------------------------------------
     def _decided(self, name: str) -> bool:
         return self._bound(name) or bool(self._why(name))
 
     def _bound(self, name: str) -> bool:
-        """Tell whether a pod is bound, and take its turn as the plugin of its node does."""
-        pod = self._objects[name] = self._kube.get("v1", "Pod", name, self._space)
-        if not pod["spec"].get("nodeName"):
-            return False
-        notes = pod["metadata"].get("annotations") or {}
-        if notes.get(names.POD_BIND_PHASE) != names.PHASE_SUCCESS:
-            body = {"metadata": {"annotations": {names.POD_BIND_PHASE: names.PHASE_SUCCESS}}}
-            self._objects[name] = self._plugin.patch("v1", "Pod", name, body, self._space)
-        return True
+        """Tell whether a pod is bound, and answered for by its node's plugin."""
+        notes = self._objects.get(name, {}).get("metadata", {}).get("annotations") or {}
+        return notes.get(names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+
+    def _answer(self) -> None:
+        """Look at the pods, and say for the bound ones what their nodes' plugins would.
+
+        Else a node's turn would not pass on to its next pod.
+        """
+        body = {"metadata": {"annotations": {names.POD_BIND_PHASE: names.PHASE_SUCCESS}}}
+        for pod in self._kube.list("v1", "Pod", self._space):
+            name, notes = pod["metadata"]["name"], pod["metadata"].get("annotations") or {}
+            bound = pod["spec"].get("nodeName") and names.POD_ALLOCATED in notes
+            if bound and notes.get(names.POD_BIND_PHASE) != names.PHASE_SUCCESS:
+                pod = self._plugin.patch("v1", "Pod", name, body, self._space)
+            self._objects[name] = pod
 
     def _why(self, name: str) -> str:
         """Return the scheduler's words about a pod that it could not place."""
-        for condition in (self._objects[name].get("status") or {}).get("conditions") or ():
+        for condition in (self._objects.get(name, {}).get("status") or {}).get("conditions") or ():
             if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
                 return str(condition.get("message") or "no reason was given")
         return ""
@@ -255,6 +299,7 @@ class _Play:
     def _until(self, what: str, observe: Callable[[], bool], timeout_s: float) -> None:
         def look() -> bool:
             self._nodes.beat()
+            self._answer()
             return observe()
 
         wait_until(
@@ -336,7 +381,7 @@ def snapshots(trial: Trial) -> list[Mapping[str, Taken]]:
     for pod in trial.pods.values():
         for event in pod.events:
             if event["event"] == "moved":
-                found[event["move"]] = {k: tuple(v) for k, v in event["cards"].items()}  # type: ignore[misc]
+                found[event["move"]] = {k: tuple(v) for k, v in event["cards"].items()}
     return [found[number] for number in sorted(found)]
 
 
