@@ -168,6 +168,17 @@ class PodPart(TypedDict, total=False):
     status: _Status
 
 
+class _AskedSpec(_Spec, total=False):
+    preemptionPolicy: str | None
+
+
+class FilterPod(TypedDict, total=False):
+    """What ``filter`` reads of a pod."""
+
+    metadata: _Meta
+    spec: _AskedSpec
+
+
 class _NodeStatus(TypedDict, total=False):
     allocatable: dict[str, Any] | None
 

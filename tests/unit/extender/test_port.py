@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import random
 import ssl
 from contextlib import asynccontextmanager
 
@@ -10,12 +11,17 @@ import aiohttp
 import pytest
 import trustme
 
+from testbed.lab.bench.madeup import CASES
 from testbed.stack.config import DeviceConfig
 from testbed.stack.extender import rim
 from testbed.stack.extender.binder import Binder
+from testbed.stack.extender.pods import pod_key
 from testbed.stack.extender.server import MAX_BODY_BYTES, scheduler_app, serve
 from testbed.stack.extender.state import State
+from testbed.stack.extender.wire import decode_filter
+from testbed.stack.placement import pod_request
 
+CONFIG = DeviceConfig()
 HEAD = b"POST /filter HTTP/1.1\r\nHost: e\r\nContent-Length: %d\r\n\r\n"
 #: Not read yet: a filter answers an error, which is an answer like any other.
 BODY = json.dumps({"Pod": {"metadata": {"uid": "u"}}, "NodeNames": ["n"]}).encode()
@@ -260,3 +266,23 @@ def test_only_the_schedulers_certificate_is_served(handed, name, status):
 
     scene(run, names=["scheduler"], tls=served)
     assert bool(handed) == (name == "somebody")
+
+
+def test_a_pod_as_the_scheduler_sends_it_asks_for_the_same():
+    """Of its pod only a part is decoded: all that a decision reads."""
+    rng = random.Random(7)
+    for number in range(200):
+        for case in CASES.values():
+            pod = case(number, rng)
+            raw = json.dumps({"Pod": pod, "Nodes": None, "NodeNames": ["n"]}).encode()
+            found = decode_filter(raw)
+            assert "managedFields" not in found.Pod["metadata"]
+            assert pod_request(found.Pod, CONFIG) == pod_request(pod, CONFIG)
+            assert pod_key(found.Pod) == pod_key(pod)
+            spec = pod["spec"]
+            for key in ("schedulerName", "priority", "preemptionPolicy", "nodeName"):
+                assert found.Pod["spec"].get(key) == spec.get(key)
+            assert bytes(found.NodeNames) == b'["n"]'
+            # One that is written otherwise is decoded whole.
+            other = decode_filter(raw.replace(b'"Pod"', b'"pod"', 1).replace(b"NodeN", b"nodeN"))
+            assert other.Pod == pod
