@@ -76,8 +76,8 @@ class Offer:
     def rows(self, ledger: Ledger) -> Mask:
         """Return, for every row, whether its node is offered."""
         offered: Mask = np.zeros(ledger.size, np.bool_)
-        known = [row for row in ledger.rows_of(self.names) if row is not None]
-        offered[known] = True
+        rows = ledger.rows_of(self.names)
+        offered[rows[rows >= 0]] = True
         return offered
 
 

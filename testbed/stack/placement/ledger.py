@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -142,9 +143,9 @@ class Ledger:
     def row_of(self, name: str) -> int | None:
         return self._row.get(name)
 
-    def rows_of(self, names: Iterable[str]) -> list[int | None]:
-        """Return the row of each name, None where it has no cards."""
-        return list(map(self._row.get, names))
+    def rows_of(self, names: Sequence[str]) -> Rows:
+        """Return the row of each name, -1 where it has no cards."""
+        return np.fromiter(map(self._row.get, names, repeat(-1)), np.int64, len(names))
 
     def name_of(self, row: int) -> str:
         return self._names[row]

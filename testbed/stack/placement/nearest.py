@@ -47,7 +47,8 @@ def nearest(ledger: Ledger, pod: PodRequest, names: list[str]) -> Nearest | None
     A card's distance is the sum of what it lacks of memory and of cores, each by the
     card's total, and 1 where no slot is free or it is not to be shared.
     """
-    rows = np.array([row for row in ledger.rows_of(names) if row is not None], np.int64)
+    rows = ledger.rows_of(names)
+    rows = rows[rows >= 0]
     if not len(rows):
         return None
     accepted = ledger.usable[rows]
@@ -137,7 +138,8 @@ def remedies(
 
 def _most(ledger: Ledger, pod: PodRequest, request: Request, names: list[str], what: str) -> int:
     """Return the most memory or cores with which a container finds its cards on one node."""
-    rows = np.array([row for row in ledger.rows_of(names) if row is not None], np.int64)
+    rows = ledger.rows_of(names)
+    rows = rows[rows >= 0]
     if not len(rows) or request.count > ledger.width:
         return 0
     usable = ledger.usable[rows]

@@ -58,7 +58,7 @@ def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UN
     so each text is made once (``which`` is a node's text).
     """
     texts, final = [NO_CARDS], [True]
-    rows = np.array([-1 if row is None else row for row in ledger.rows_of(names)], np.int64)
+    rows = ledger.rows_of(names)
     which = np.zeros(len(names), np.int64)
     open_ = np.flatnonzero(rows >= 0)  # positions without a text so far
     for request in dict.fromkeys(r for r in pod.containers if r.count):
@@ -77,10 +77,11 @@ def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UN
             which[open_[rest & (totals == total)]] = len(texts)
             texts.append(f"{total}/{total} {word}")
             final.append(False)
-    mine = which.tolist()
+    mine = list(map(texts.__getitem__, which.tolist()))
+    lost_for_good = np.flatnonzero(np.array(final)[which]).tolist()
     return Reasons(
-        failed={name: texts[i] for name, i in zip(names, mine, strict=True)},
-        unresolvable={name: texts[i] for name, i in zip(names, mine, strict=True) if final[i]},
+        failed=dict(zip(names, mine, strict=True)),
+        unresolvable={names[i]: mine[i] for i in lost_for_good},
         counts=_counts(texts, which),
     )
 
