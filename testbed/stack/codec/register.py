@@ -8,13 +8,16 @@ card, each card ended by ``:``) is read too and can be written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from sys import intern
 
 from testbed.errors import CodecError
 from testbed.stack.model import MODE_HAMI_CORE, VENDOR_NVIDIA, Card
 
 _KNOWN = {"id", "index", "count", "devmem", "devcore", "type", "numa", "mode", "health"}
 _KNOWN |= {"devicevendor"}
+# A large cluster has tens of thousands of cards of few kinds: what is equal is kept once.
+_NO_MORE: Mapping[str, object] = {}
 
 
 def encode_register(cards: Iterable[Card]) -> str:
@@ -81,17 +84,17 @@ def _decode_entry(entry: object) -> Card:
         raise CodecError("register annotation cannot be read", why=f"card {entry!r} has no id")
     try:
         return Card(
-            uuid=entry["id"],
+            uuid=intern(entry["id"]),
             index=_integer(entry, "index"),
             slots=_integer(entry, "count"),
             mem_mib=_integer(entry, "devmem"),
             core_pct=_integer(entry, "devcore"),
-            model=str(entry.get("type", "")),
+            model=intern(str(entry.get("type", ""))),
             numa=_integer(entry, "numa"),
-            mode=str(entry.get("mode", MODE_HAMI_CORE)),
+            mode=intern(str(entry.get("mode", MODE_HAMI_CORE))),
             healthy=entry.get("health") is True,
             vendor=str(entry.get("devicevendor", VENDOR_NVIDIA)),
-            extra={k: v for k, v in entry.items() if k not in _KNOWN},
+            extra={k: v for k, v in entry.items() if k not in _KNOWN} or _NO_MORE,
         )
     except (TypeError, ValueError) as error:
         raise CodecError(
