@@ -230,7 +230,9 @@ class Api:
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=seconds),
             ) as response:
-                raw = await response.read()
+                # Not ``read``, which keeps the body with the response, and that lives
+                # until the collector finds its cycle: at a start all pages together.
+                raw = b"".join([part async for part in response.content.iter_any()])
         except (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError) as error:
             raise Unreachable(f"{call} could not be sent", why=str(error)) from error
         except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError) as error:
