@@ -49,10 +49,11 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Equal nodes for each policy, and the pods that each is given, in this order."""
+    """Equal nodes for each policy, and the pods that each is given, in the given order."""
 
     policies: dict[str, Policy]
     pods: dict[str, Ask]
+    order: list[str]  # a mapping's is lost on its way through a notebook
     nodes: int = 2
     cards: int = 4
     card_mib: int = 81050
@@ -87,6 +88,8 @@ class Placement:
                     f"name {name!r} cannot be used",
                     hint="use at most 22 lower-case letters, digits and dashes",
                 )
+        if sorted(parameters.order) != sorted(parameters.pods):
+            raise InputError("`order` does not name each pod once", hint="list all below `pods:`")
         if not 1 <= parameters.nodes <= 8 or not 1 <= parameters.cards <= 16:
             raise InputError("a case has 1 to 8 nodes of 1 to 16 cards for each policy")
         for name, one in parameters.policies.items():
@@ -135,7 +138,8 @@ class Placement:
                     model="NVIDIA A100-SXM4-80GB",
                 )
                 nodes.append(SimulatedNode(name=own, group=name, cards=cards))
-            for pod, ask in parameters.pods.items():
+            for pod in parameters.order:
+                ask = parameters.pods[pod]
                 container = staging.container(
                     "main", mem_mib=ask.gpumem, core_pct=ask.gpucores, cards=ask.cards
                 )
@@ -154,7 +158,7 @@ class Placement:
                 ", ".join(key for key, one in parameters.policies.items() if name in one.waits)
                 or "-",
             )
-            for name, ask in parameters.pods.items()
+            for name, ask in ((name, parameters.pods[name]) for name in parameters.order)
         ]  # fmt: skip
         return header, rows
 
@@ -212,7 +216,7 @@ _Step = tuple[str, str, Looks, Looks, Mapping[str, Any] | None]
 
 def _steps(parameters: Parameters, trial: Trial) -> list[_Step]:
     """Return policy, pod, cards before and after, and what was decided, move by move."""
-    order = [(name, pod) for name in parameters.policies for pod in parameters.pods]
+    order = [(name, pod) for name in parameters.policies for pod in parameters.order]
     looks = staging.snapshots(trial)
     found: list[_Step] = []
     for number, (name, pod) in enumerate(order):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -61,6 +62,17 @@ def test_the_case_holds_and_its_control_fails_where_it_must(name, monkeypatch):
     control = question.control(parameters, alone)
     assert control.verdict == "pass", control.reason
     assert any(check.verdict == "fail" for check in control.checks)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_mapping_loses_on_its_way_does_not_matter(name, monkeypatch):
+    """The runner hands a case to its notebook with sorted keys."""
+    question, parameters = opened(name)
+    kept = json.loads(json.dumps(msgspec.to_builtins(parameters), sort_keys=True))
+    handed = checked_parameters(question, kept)
+    assert not failed(question.checks(handed, played(question, handed, monkeypatch)))
+    alone = played(question, handed, monkeypatch, control=True)
+    assert question.control(handed, alone).verdict == "pass"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -143,12 +155,21 @@ def test_a_trial_that_breaks_leaves_nothing_behind(monkeypatch):
 BAD = [
     ("placement", {"policies": {}}, "no policies"),
     ("placement", {"cards": 17}, "16 cards"),
-    ("placement", {"pods": {"whole": {"gpumem": 90000, "gpucores": 1}}}, "no card has"),
-    ("placement", {"pods": {"whole": {"gpumem": 9, "gpucores": 1, "cards": 5}}}, "5 cards"),
-    ("placement", {"pods": {"a": {"gpumem": 9, "gpucores": 1}}}, "no pod whole"),
+    (
+        "placement",
+        {"order": ["whole"], "pods": {"whole": {"gpumem": 90000, "gpucores": 1}}},
+        "no card has",
+    ),
+    (
+        "placement",
+        {"order": ["whole"], "pods": {"whole": {"gpumem": 9, "gpucores": 1, "cards": 5}}},
+        "5 cards",
+    ),
+    ("placement", {"order": ["a"], "pods": {"a": {"gpumem": 9, "gpucores": 1}}}, "no pod whole"),
     ("placement", {"policies": {"x": {"card": "numa", "control_card": "numa"}}}, "the same"),
     ("placement", {"policies": {"x": {"card": "first", "control_card": "numa"}}}, "first"),
     ("placement", {"pods": {"A": {"gpumem": 9, "gpucores": 1}}}, "cannot be used"),
+    ("placement", {"order": ["a", "whole"]}, "each pod once"),
     ("init_containers", {"steps": ["submit train"]}, "no step shows"),
     ("init_containers", {"steps": ["done train"]}, "cannot be played"),
     ("init_containers", {"steps": ["start train"]}, "not known"),
