@@ -1,16 +1,18 @@
 """Metrics in Prometheus' text form: HAMi's names for cards and promises, ours for work.
 
-Written by hand: a cluster of 40,000 cards has 200,000 lines, and a scrape must not hold
-up decisions for longer than it takes to join them.
+Written by hand: a cluster of 40,000 cards and 100,000 pods has half a million lines. A
+scrape must neither hold up decisions nor need the memory of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from testbed import __version__
 from testbed.stack.extender.histogram import Histogram
 from testbed.stack.extender.state import State
+from testbed.stack.model import Card, Share
+from testbed.stack.placement.effective import Charge
 from testbed.units import MIB
 
 _CARDS = (
@@ -36,7 +38,15 @@ def exposition(state: State, times: Histogram, load_s: float | None) -> str:
         times: How long its answers took.
         load_s: How long the first reading took; None while it goes on.
     """
-    return "\n".join([*_own(state, times, load_s), *_cards(state), *_pods(state), *_quotas(state)])
+    return "\n".join(lines(state, times, load_s)) + "\n"
+
+
+def lines(state: State, times: Histogram, load_s: float | None) -> Iterator[str]:
+    """Yield ``exposition`` line by line: a large cluster's is a hundred megabytes."""
+    yield from _own(state, times, load_s)
+    yield from _cards(state)
+    yield from _pods(state)
+    yield from _quotas(state)
 
 
 def _own(state: State, times: Histogram, load_s: float | None) -> Iterator[str]:
@@ -68,7 +78,7 @@ def _own(state: State, times: Histogram, load_s: float | None) -> Iterator[str]:
 
 
 def _cards(state: State) -> Iterator[str]:
-    lines: dict[str, list[str]] = {name: [] for name, _ in _CARDS}
+    seen = []
     for node in state.ledger.nodes():
         at = f'node="{_text(node)}",'
         for card, used in state.ledger.usage(node):
@@ -76,38 +86,49 @@ def _cards(state: State) -> Iterator[str]:
                 f'{at}device_uuid="{_text(card.uuid)}",device_index="{card.index}",'
                 f'device_type="{_text(card.model)}"'
             )
-            limit, taken = card.mem_mib * MIB, used.mem_mib * MIB
-            overview = (
-                f'{labels},device_cores="{used.core_pct}",shared_containers="{used.slots}",'
-                f'device_memory_limit="{card.mem_mib}"'
-            )
-            cores = f'{labels},device_cores="{used.core_pct}"'
-            values = (
-                (labels, limit),
-                (labels, card.core_pct / 100),
-                (cores, taken),
-                (labels, used.core_pct / 100),
-                (labels, used.slots),
-                (overview, taken),
-                (labels, taken / limit if limit else 0),
-            )
-            for (name, _), (which, value) in zip(_CARDS, values, strict=True):
-                lines[name].append(f"{name}{{{which}}} {value:.15g}")
-    yield from _families(_CARDS, lines)
+            seen.append((labels, card, used))
+    for (name, text), of in zip(_CARDS, _CARD_VALUES, strict=True):
+        yield from _head(name, text)
+        for labels, card, used in seen:
+            more, value = of(card, used)
+            yield f"{name}{{{labels}{more}}} {value:.15g}"
+
+
+def _overview(card: Card, used: Charge) -> tuple[str, float]:
+    more = (
+        f',device_cores="{used.core_pct}",shared_containers="{used.slots}",'
+        f'device_memory_limit="{card.mem_mib}"'
+    )
+    return more, used.mem_mib * MIB
+
+
+#: Further labels and the value of each of ``_CARDS``.
+_CARD_VALUES: tuple[Callable[[Card, Charge], tuple[str, float]], ...] = (
+    lambda card, _: ("", card.mem_mib * MIB),
+    lambda card, _: ("", card.core_pct / 100),
+    lambda _, used: (f',device_cores="{used.core_pct}"', used.mem_mib * MIB),
+    lambda _, used: ("", used.core_pct / 100),
+    lambda _, used: ("", used.slots),
+    _overview,
+    lambda card, used: ("", used.mem_mib / card.mem_mib if card.mem_mib else 0),
+)
 
 
 def _pods(state: State) -> Iterator[str]:
-    lines: dict[str, list[str]] = {name: [] for name, _ in _PODS}
-    for bound in state.bound.values():
-        pod = f'namespace="{_text(bound.pod.namespace)}",node="{_text(bound.node)}",'
-        pod += f'pod="{_text(bound.pod.name)}",'
-        for position, container in enumerate(bound.shares):
-            for share in container:
-                labels = f'{pod}container_index="{position}",device_uuid="{_text(share.uuid)}"'
-                values = (share.mem_mib * MIB, share.core_pct / 100)
-                for (name, _), value in zip(_PODS, values, strict=True):
-                    lines[name].append(f"{name}{{{labels}}} {value:.15g}")
-    yield from _families(_PODS, lines)
+    pods = list(state.bound.values())
+    values: tuple[Callable[[Share], float], ...] = (
+        lambda share: share.mem_mib * MIB,
+        lambda share: share.core_pct / 100,
+    )
+    for (name, text), of in zip(_PODS, values, strict=True):
+        yield from _head(name, text)
+        for bound in pods:
+            pod = f'namespace="{_text(bound.pod.namespace)}",node="{_text(bound.node)}",'
+            pod += f'pod="{_text(bound.pod.name)}",'
+            for position, container in enumerate(bound.shares):
+                for share in container:
+                    labels = f'{pod}container_index="{position}",device_uuid="{_text(share.uuid)}"'
+                    yield f"{name}{{{labels}}} {of(share):.15g}"
 
 
 def _quotas(state: State) -> Iterator[str]:
@@ -129,13 +150,6 @@ def _quotas(state: State) -> Iterator[str]:
     yield from limits
     yield from _head("hami_resource_quota_used", "What a namespace is promised (MiB, percent)")
     yield from used_lines
-    yield ""
-
-
-def _families(names: tuple[tuple[str, str], ...], lines: dict[str, list[str]]) -> Iterator[str]:
-    for name, text in names:
-        yield from _head(name, text)
-        yield from lines[name]
 
 
 def _head(name: str, text: str, kind: str = "gauge") -> tuple[str, str]:

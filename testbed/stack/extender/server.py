@@ -8,6 +8,7 @@ import gc
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +23,7 @@ from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.follow import Follower
 from testbed.stack.extender.handler import filter_pods, preempt, refused
 from testbed.stack.extender.leadership import Leadership
-from testbed.stack.extender.metrics import exposition
+from testbed.stack.extender.metrics import lines
 from testbed.stack.extender.nodelock import NodeLocks
 from testbed.stack.extender.pods import NodePart, PodPart
 from testbed.stack.extender.recorder import Recorder
@@ -45,6 +46,8 @@ MAX_BODY_BYTES = 16 << 20
 LABELS_FROM = (1, 35)
 _TICK_S = 1.0
 _GATHER_S = 0.05
+#: Lines of metrics that are made at one time, about a millisecond's.
+_LINES = 500
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Report = Callable[[PodKey, str, str], bool]
@@ -381,11 +384,16 @@ def _observation(state: State) -> list[web.RouteDef]:
     async def show_waiting(_request: web.Request) -> web.Response:
         return _json(debug.waiting(state))
 
-    async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(
-            text=exposition(state, state.times, state.load_s),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
+        await response.prepare(request)
+        rest = lines(state, state.times, state.load_s)
+        while some := list(islice(rest, _LINES)):
+            await response.write(("\n".join(some) + "\n").encode())
+            await asyncio.sleep(0)  # decisions go before
+        return response
 
     return [
         web.get("/metrics", metrics),

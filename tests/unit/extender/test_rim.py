@@ -21,6 +21,7 @@ from testbed.stack.extender import follow
 from testbed.stack.extender.api import AnswerLost, Api, ApiError, Unreachable
 from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.connection import Connection, from_kubeconfig, in_cluster
+from testbed.stack.extender.metrics import exposition
 from testbed.stack.extender.recorder import CHANGE_S, REPEAT_S, Recorder
 from testbed.stack.extender.server import common_names, observer_app, scheduler_app, serve
 from testbed.stack.extender.state import State
@@ -387,6 +388,21 @@ def test_ready_only_when_everything_is_read():
             return seen
 
     assert asyncio.run(scene()) == [503, 200, 503, 200]
+
+
+def test_metrics_come_in_pieces_and_whole(monkeypatch):
+    monkeypatch.setattr("testbed.stack.extender.server._LINES", 3)
+    state = State(DeviceConfig())
+
+    async def scene():
+        async with TestClient(TestServer(observer_app(state))) as client:
+            answer = await client.get("/metrics")
+            return answer.headers["Content-Type"], await answer.text()
+
+    kind, text = asyncio.run(scene())
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    assert text == exposition(state, state.times, None)
+    assert len(text.splitlines()) > 9
 
 
 def test_a_fault_of_our_own_is_an_answer_not_a_silence(monkeypatch):
