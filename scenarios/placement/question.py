@@ -198,15 +198,19 @@ class Placement:
         return Control(verdict="fail" if wrong else "pass", checks=found, reason=reason)
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
-        """Return memory and cores of each card over time, a side for each policy."""
+        """Return memory and cores of each card over time, a side for each policy.
+
+        The control, under other policies, would only make the picture unreadable.
+        """
+        del control
         sides = []
-        for one in (trial, control):
-            if one is None:
-                continue
-            begin, steps = staging.times(one), _steps(parameters, one)
-            for name in parameters.policies:
-                rows = [(at, s[3]) for at, s in zip(begin, steps, strict=False) if s[0] == name]
-                sides.append(_side(name, parameters, rows, control=one is control))
+        begin, steps = staging.times(trial), _steps(parameters, trial)
+        for name in parameters.policies:
+            rows = [(at, s[3]) for at, s in zip(begin, steps, strict=False) if s[0] == name]
+            first = rows[0][0] if rows else 0.0
+            sides.append(
+                _side(name, parameters, [(round(at - first, 3), look) for at, look in rows])
+            )
         return Chart(sides=tuple(sides))
 
 
@@ -377,9 +381,7 @@ def _said(trial: Trial, event: Mapping[str, Any] | None) -> str:
     return f"{event['event']}: {event.get('reason', '')}"
 
 
-def _side(
-    name: str, parameters: Parameters, rows: Sequence[tuple[float, Looks]], *, control: bool
-) -> Side:
+def _side(name: str, parameters: Parameters, rows: Sequence[tuple[float, Looks]]) -> Side:
     labels = [
         f"{number}/{index}"
         for number in range(parameters.nodes)
@@ -401,10 +403,9 @@ def _side(
         return Panel(quantity=quantity, title=title, unit=unit, lines=lines)
 
     one = parameters.policies[name]
-    words = (one.control_card, one.control_node) if control else (one.card, one.node)
     return Side(
-        title=f"{'control: ' if control else ''}{name} (cards {words[0]}, nodes {words[1]})",
-        control=control,
+        title=f"{name} (cards {one.card}, nodes {one.node})",
+        control=False,
         seconds=max([at for at, _ in rows], default=0.0),
         panels=(
             panel("memory", "memory promised", "%", 1, parameters.card_mib),
