@@ -128,7 +128,7 @@ def control_text(record: Record) -> str:
             return "answered as it must"
         if all(line.must == "fail" for line in asked):
             return f"without the limiter {held} of {len(asked)} limit checks fail, as they must"
-        return f"without the limiter {held} of {len(asked)} checks answer as they must"
+        return f"in the control {held} of {len(asked)} checks answer as they must"
     return f"proves nothing: {control.reason or f'{held} of {len(asked)} answer as they must'}"
 
 

@@ -334,7 +334,7 @@ def test_a_check_that_says_what_its_control_must_answer_is_held_to_it() -> None:
         ),
     )
     assert [line.control_holds for line in facts.lines(record)] == [True, True]
-    assert facts.control_text(record) == "without the limiter 2 of 2 checks answer as they must"
+    assert facts.control_text(record) == "in the control 2 of 2 checks answer as they must"
     assert facts.control_text(made_record(asserts_limit=False, control=None)).startswith("not need")
     missing = made_record(control=Control(verdict="pass", checks=(limit(verdict="fail"),)))
     assert [line.control_holds for line in facts.lines(missing)] == [True, False, None]
