@@ -13,6 +13,8 @@ from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares
 
 WORKLOAD_FOLDER = "/workload"
+#: What workloads of any question may import, wherever the question lies.
+SHARED = Path(__file__).with_name("workload")
 TRIAL_LABEL = "vgpu-testbed.dev/trial"
 
 
@@ -33,8 +35,14 @@ def workload_manifest(namespace: str, folder: Path, plans: Sequence[PodPlan]) ->
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "workload", "namespace": namespace},
-        "data": {name: (folder / name).read_text() for name in sorted(files)},
+        "data": {name: workload_file(folder, name).read_text() for name in sorted(files)},
     }
+
+
+def workload_file(folder: Path, name: str) -> Path:
+    """Return a file of a question's folder, or one that the workloads of all share."""
+    own = folder / name
+    return own if own.exists() else SHARED / name
 
 
 def pod_manifest(

@@ -45,7 +45,8 @@ class PodPlan:
     Attributes:
         name: Short name in the case, ``a``.
         containers: What runs in it, in the order of the pod.
-        files: Files of the question's folder that the programs need beside their own.
+        files: Files that the programs need beside their own: of the question's folder, or
+            those that all workloads share (``lab/scenario/workload``).
         annotations: Annotations beside the pinning of a control run.
         scheduler: Explicit scheduler name; empty leaves it to the webhook.
         run_as_user: Another user (and group) than the image's.

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.lab.scenario.pods import SHARED
 from testbed.units import MIB
 
 from .conftest import ROOT
@@ -23,13 +24,14 @@ FOLDER = ROOT / "scenarios" / "co_location"
 
 def load(name):
     """Import a file of the workload as it is in a pod: beside its helpers."""
-    sys.path.insert(0, str(FOLDER))
+    sys.path[:0] = [str(FOLDER), str(SHARED)]
     try:
         spec = importlib.util.spec_from_file_location(f"co_location_{name}", FOLDER / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(FOLDER))
+        sys.path.remove(str(SHARED))
     return module
 
 
