@@ -1,0 +1,1 @@
+"""The ``kind`` cluster: real kind, in Docker or Podman."""
