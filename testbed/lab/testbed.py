@@ -21,11 +21,12 @@ from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
 from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.protocol import Cluster, ClusterSpec, ClusterStatus, Progress
-from testbed.lab.deploy import StackImages, StackValues, certificates, deploy, render
+from testbed.lab.deploy import StackImages, StackValues, deploy, render
 from testbed.lab.kube import Kube
 from testbed.lab.use import Use, using
 from testbed.native import artifacts
 from testbed.stack import names
+from testbed.stack.certificates import sets as certificates
 
 INFO_NAME = "testbed-info"
 DEFAULT_NAME = "vgpu"

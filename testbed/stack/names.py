@@ -84,6 +84,14 @@ WEBHOOK_IGNORE = "ignore"
 OWN_ENVIRONMENT_LABEL = "vgpu-testbed.dev/own-environment"
 OWN_ENVIRONMENT_ALLOWED = "allowed"
 
+#: Certificates of a deployment: secrets of its namespace, and the annotation of the
+#: scheduler's pods that rolls them when theirs are others.
+SECRET_WEBHOOK = "vgpu-webhook-tls"
+SECRET_EXTENDER = "vgpu-extender-tls"
+SECRET_SCHEDULER = "vgpu-scheduler-client"
+CA_KEY, CERT_KEY, KEY_KEY = "ca.crt", "tls.crt", "tls.key"
+ANNOTATION_CERTIFICATES = "vgpu-testbed.dev/certificates"
+
 # --- Container environment -------------------------------------------------
 ENV_MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"  # and _<i>, MiB with suffix m
 ENV_SM_LIMIT = "CUDA_DEVICE_SM_LIMIT"  # percent

@@ -25,11 +25,11 @@ from testbed.lab.deploy import (
     set_enforcement,
     undeploy,
 )
-from testbed.lab.deploy import certificates as certs
 from testbed.lab.deploy.common import SELECTOR
 from testbed.lab.deploy.switch import read_config
 from testbed.lab.kube import ApiError, Kube, Unreachable
 from testbed.lab.progress import QuietProgress
+from testbed.stack.certificates import sets as certs
 from testbed.stack.config import DeviceConfig
 
 VALUES = StackValues(

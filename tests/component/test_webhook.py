@@ -13,11 +13,11 @@ import pytest
 import trustme
 
 from testbed.lab.deploy import StackImages, StackValues
-from testbed.lab.deploy import certificates as certs
 from testbed.lab.deploy.policy import policies, writers
 from testbed.lab.deploy.values import config_text
 from testbed.lab.deploy.webhook import registration
 from testbed.stack import names
+from testbed.stack.certificates import sets as certs
 from testbed.stack.config import DeviceConfig
 
 GPU, MEM, CORES = names.RESOURCE_COUNT, names.RESOURCE_MEMORY, names.RESOURCE_CORES

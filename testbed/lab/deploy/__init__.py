@@ -3,7 +3,6 @@
 ``render``/``render_text`` are pure; everything else talks to one ``Kube``.
 """
 
-from testbed.lab.deploy.certificates import Certificates
 from testbed.lab.deploy.manifests import render, render_text
 from testbed.lab.deploy.ready import NodeCards
 from testbed.lab.deploy.samples import (
@@ -24,6 +23,7 @@ from testbed.lab.deploy.switch import (
     set_enforcement,
 )
 from testbed.lab.deploy.values import StackImages, StackValues
+from testbed.stack.certificates.sets import Certificates
 
 __all__ = [
     "CardInfo",

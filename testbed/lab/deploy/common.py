@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from testbed.lab.deploy.values import StackValues
+from testbed.stack import names
 
 Object = dict[str, Any]
 
@@ -21,23 +22,24 @@ EXTENDER = "vgpu-extender"
 WEBHOOK = "vgpu-webhook"
 PLUGIN = "vgpu-plugin"
 MONITOR = "vgpu-monitor"
+CERTIFICATES = "vgpu-certificates"
 
 CONFIG_MAP = "vgpu-device-config"
 CONFIG_KEY = "device-config.yaml"
 CONFIG_FOLDER = "/config"
 CONFIG_FILE = f"{CONFIG_FOLDER}/{CONFIG_KEY}"
 
-SECRET_WEBHOOK = "vgpu-webhook-tls"
-SECRET_EXTENDER = "vgpu-extender-tls"
-SECRET_SCHEDULER = "vgpu-scheduler-client"
+SECRET_WEBHOOK = names.SECRET_WEBHOOK
+SECRET_EXTENDER = names.SECRET_EXTENDER
+SECRET_SCHEDULER = names.SECRET_SCHEDULER
 CERTIFICATES_FOLDER = "/certificates"
-CA_KEY, CERT_KEY, KEY_KEY = "ca.crt", "tls.crt", "tls.key"
+CA_KEY, CERT_KEY, KEY_KEY = names.CA_KEY, names.CERT_KEY, names.KEY_KEY
 
 PYTHON = "/opt/testbed/stack/bin/python"
 
 #: A pod is replaced when what it read at its start has changed.
 ANNOTATION_CONFIG = "vgpu-testbed.dev/config"
-ANNOTATION_CERTIFICATES = "vgpu-testbed.dev/certificates"
+ANNOTATION_CERTIFICATES = names.ANNOTATION_CERTIFICATES
 #: Written to a pod to make its kubelet look at its volumes at once.
 ANNOTATION_NUDGE = "vgpu-testbed.dev/nudge"
 

@@ -7,8 +7,6 @@ import base64
 import msgspec
 import yaml
 
-from testbed.lab.deploy import certificates as certs
-from testbed.lab.deploy.certificates import Certificates, Leaf
 from testbed.lab.deploy.common import (
     CA_KEY,
     CERT_KEY,
@@ -28,10 +26,13 @@ from testbed.lab.deploy.common import (
 from testbed.lab.deploy.nodes import nodes
 from testbed.lab.deploy.policy import policies
 from testbed.lab.deploy.rbac import rbac
+from testbed.lab.deploy.renewal import renewal
 from testbed.lab.deploy.scheduler import scheduler
 from testbed.lab.deploy.values import StackValues, config_text
 from testbed.lab.deploy.webhook import registration, webhook
 from testbed.stack import names
+from testbed.stack.certificates import sets as certs
+from testbed.stack.certificates.sets import Certificates, Leaf
 from testbed.stack.config import DeviceConfig
 
 
@@ -42,10 +43,6 @@ def render(values: StackValues, certificates: Certificates) -> list[Object]:
     shown to a webhook that has not even been asked to start.
     """
     config_digest = _config_digest(values.config)
-
-    def leaf_digest(*leaves: Leaf) -> str:
-        return digest([certificates.ca, *([leaf.cert, leaf.key] for leaf in leaves)])
-
     return [
         _namespace(values),
         *rbac(values),
@@ -56,10 +53,11 @@ def render(values: StackValues, certificates: Certificates) -> list[Object]:
         *scheduler(
             values,
             config_digest=config_digest,
-            certificates_digest=leaf_digest(certificates.extender, certificates.scheduler),
+            certificates_digest=certs.scheduler_digest(certificates),
         ),
         *webhook(values, config_digest=config_digest),
         *nodes(values, config_digest=config_digest),
+        renewal(values),
         *policies(values),
         registration(values, certificates),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.lab.deploy.common import (
+    CERTIFICATES,
     EXTENDER,
     MONITOR,
     PLUGIN,
@@ -15,6 +16,7 @@ from testbed.lab.deploy.common import (
     meta,
 )
 from testbed.lab.deploy.values import StackValues
+from testbed.stack.certificates.handler import SECRETS
 
 _RBAC = "rbac.authorization.k8s.io"
 _READ = ("get", "list", "watch")
@@ -55,6 +57,7 @@ def rbac(values: StackValues) -> list[Object]:
         _account(values, SCHEDULER),
         _account(values, PLUGIN),
         _account(values, MONITOR),
+        _account(values, CERTIFICATES),
         _binding(values, "kube-scheduler", "system:kube-scheduler", SCHEDULER),
         _binding(values, "volume-scheduler", "system:volume-scheduler", SCHEDULER),
         {
@@ -86,6 +89,40 @@ def rbac(values: StackValues) -> list[Object]:
         *_granted(values, PLUGIN, _PLUGIN_RULES, PLUGIN),
         *_granted(values, MONITOR, _MONITOR_RULES, MONITOR),
         *_granted(values, WEBHOOK, _WEBHOOK_RULES, WEBHOOK),
+        *_renewal(values),
+    ]
+
+
+def _renewal(values: StackValues) -> list[Object]:
+    """Certificates are read and written by name, and the scheduler that reads them rolled."""
+    name, verbs = cluster_name(values, CERTIFICATES), ["get", "patch"]
+    hooks = _rule("admissionregistration.k8s.io", ["mutatingwebhookconfigurations"], verbs) | {
+        "resourceNames": [cluster_name(values, WEBHOOK)]
+    }
+    return [
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "Role",
+            "metadata": meta(name, values, app=CERTIFICATES),
+            "rules": [
+                {**_rule("", ["secrets"], verbs), "resourceNames": list(SECRETS)},
+                {**_rule("apps", ["deployments"], verbs), "resourceNames": [SCHEDULER]},
+            ],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta(name, values, app=CERTIFICATES),
+            "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
+            "subjects": [_subject(values, CERTIFICATES)],
+        },
+        {
+            "apiVersion": f"{_RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta(name, None, app=CERTIFICATES),
+            "rules": [hooks],
+        },
+        _binding(values, CERTIFICATES, name, CERTIFICATES),
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import yaml
 
-from testbed.lab.deploy.certificates import SCHEDULER_CN
 from testbed.lab.deploy.common import (
     ANNOTATION_CERTIFICATES,
     ANNOTATION_CONFIG,
@@ -32,6 +31,7 @@ from testbed.lab.deploy.common import (
 )
 from testbed.lab.deploy.values import StackValues
 from testbed.stack import names
+from testbed.stack.certificates.sets import SCHEDULER_CN
 from testbed.stack.devices.vendor import resource_names
 
 #: Where the official image has it too.

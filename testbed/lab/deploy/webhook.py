@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import copy
 
-from testbed.lab.deploy.certificates import WEBHOOK_SERVICE, Certificates
 from testbed.lab.deploy.common import (
     ANNOTATION_CONFIG,
     CERT_KEY,
@@ -38,6 +37,7 @@ from testbed.lab.deploy.policy import (
 )
 from testbed.lab.deploy.values import StackValues
 from testbed.stack import names
+from testbed.stack.certificates.sets import WEBHOOK_SERVICE, Certificates
 from testbed.stack.devices.vendor import stack_keys, stack_node_keys
 
 #: Where the webhook answers (``stack.webhook.server``).

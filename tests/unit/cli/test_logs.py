@@ -52,7 +52,7 @@ def test_components_of_the_stack_are_pods():
 
 def test_the_components_are_those_of_the_manifests():
     from testbed.lab.deploy import StackImages, StackValues, render
-    from testbed.lab.deploy.certificates import make
+    from testbed.stack.certificates.sets import make
 
     values = StackValues(images=StackImages(base="b:1", kube_scheduler="k:1"))
     seen = set()

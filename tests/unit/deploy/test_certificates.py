@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from testbed.lab.deploy import certificates as certs
-from testbed.lab.deploy.certificates import Certificates, Leaf
+from testbed.stack.certificates import sets as certs
+from testbed.stack.certificates.sets import Certificates, Leaf
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 

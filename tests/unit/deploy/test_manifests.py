@@ -19,9 +19,9 @@ import yaml
 
 from testbed.errors import InputError
 from testbed.lab.deploy import StackImages, StackValues, render, render_text
-from testbed.lab.deploy.certificates import Certificates, Leaf
 from testbed.lab.deploy.values import config_text
 from testbed.stack import config, names
+from testbed.stack.certificates.sets import Certificates, Leaf
 from testbed.stack.config import DeviceConfig
 from testbed.stack.extender.binder import TURN_WAIT_S
 
@@ -213,6 +213,18 @@ def test_rights_are_exactly_these() -> None:
         "vgpu-monitor": {("pods", verb) for verb in read},
         # Quotas are told early: what a namespace may have, and what its pods were promised.
         "vgpu-webhook": {*(("resourcequotas", verb) for verb in read), ("pods", "list")},
+        # Certificates by name, and what rolls their readers.
+        "vgpu-certificates": {
+            (f"{what}/{name}", verb)
+            for what, name in (
+                ("secrets", "vgpu-webhook-tls"),
+                ("secrets", "vgpu-extender-tls"),
+                ("secrets", "vgpu-scheduler-client"),
+                ("deployments", "vgpu-scheduler"),
+                ("mutatingwebhookconfigurations", "vgpu-testbed-webhook"),
+            )
+            for verb in ("get", "patch")
+        },
     }
 
 
@@ -337,6 +349,26 @@ def test_configuration_rolls_its_readers() -> None:
         "vgpu-scheduler",
         "vgpu-webhook",
     }
+
+
+def test_certificates_are_looked_at_every_day() -> None:
+    spec = one(render(VALUES, CERTIFICATES), "CronJob", "vgpu-certificates")["spec"]
+    minute, hour, *rest = spec["schedule"].split()
+    assert minute.isdigit() and hour.isdigit() and rest == ["*", "*", "*"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    pod = spec["jobTemplate"]["spec"]["template"]
+    assert pod["spec"]["serviceAccountName"] == "vgpu-certificates"
+    # A pod that failed there is no part of the stack that does not start.
+    assert "app.kubernetes.io/part-of" not in pod["metadata"]["labels"]
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][1:] == [
+        "-m",
+        "testbed.stack.certificates",
+        "--namespace=vgpu-testbed",
+        "--registration=vgpu-testbed-webhook",
+        "--scheduler=vgpu-scheduler",
+    ]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_certificates_roll_their_users() -> None:

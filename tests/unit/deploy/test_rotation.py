@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from testbed.lab.deploy import StackImages, StackValues, render
-from testbed.lab.deploy import certificates as certs
-from testbed.lab.deploy.certificates import Certificates, Leaf
 from testbed.lab.deploy.rotation import believe_first, certificates_for
+from testbed.stack.certificates import sets as certs
+from testbed.stack.certificates.sets import Certificates, Leaf
 
 VALUES = StackValues(images=StackImages(base="testbed/base:1", kube_scheduler="s:1"))
 LONG_AGO = dt.datetime.now(dt.UTC) - dt.timedelta(days=200)

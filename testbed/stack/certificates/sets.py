@@ -7,7 +7,9 @@ wants another leaf makes a new set.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import ipaddress
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +26,7 @@ _VALID = dt.timedelta(days=365)
 #: Clocks of nodes may be a little behind.
 _SKEW = dt.timedelta(minutes=5)
 #: A set is made anew when less than this is left.
-_RENEW = dt.timedelta(days=30)
+RENEW_DAYS = 30
 #: How long a new leaf may take to every server, with much to spare.
 _SPREAD = dt.timedelta(minutes=10)
 
@@ -114,9 +116,33 @@ def make(namespace: str, *, now: dt.datetime | None = None) -> Certificates:
     )
 
 
-def usable(found: Certificates, namespace: str, *, now: dt.datetime | None = None) -> bool:
-    """Tell whether a set of an earlier deployment serves this one as well."""
+def scheduler_digest(found: Certificates) -> str:
+    """Return a short name of what scheduler and extender read: they roll when it changes."""
+    content = [found.ca, *([leaf.cert, leaf.key] for leaf in (found.extender, found.scheduler))]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def ends(found: Certificates) -> dt.datetime:
+    """Return when the first certificate of a set ends.
+
+    Raises:
+        ValueError: one of them is none.
+    """
+    texts = (found.ca, found.webhook.cert, found.extender.cert, found.scheduler.cert)
+    return min(x509.load_pem_x509_certificate(t.encode()).not_valid_after_utc for t in texts)
+
+
+def usable(
+    found: Certificates,
+    namespace: str,
+    *,
+    now: dt.datetime | None = None,
+    days: int = RENEW_DAYS,
+) -> bool:
+    """Tell whether a set of an earlier deployment serves this one for some more days."""
     moment = now or dt.datetime.now(dt.UTC)
+    left = dt.timedelta(days=days)
     try:
         ca = x509.load_pem_x509_certificate(found.ca.encode())
         leaves = []
@@ -132,7 +158,7 @@ def usable(found: Certificates, namespace: str, *, now: dt.datetime | None = Non
     except (ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature):
         return False
     return set(webhook_names(namespace)) <= served and all(
-        cert.not_valid_before_utc <= moment <= cert.not_valid_after_utc - _RENEW
+        cert.not_valid_before_utc <= moment <= cert.not_valid_after_utc - left
         for cert in (ca, *leaves)
     )
 
