@@ -1,10 +1,10 @@
-"""The programs of the process cluster: from the cache, downloaded, or built."""
+"""The programs of clusters: from the cache, downloaded, or built."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ __all__ = [
     "Binaries",
     "Tool",
     "cached",
+    "check_version",
     "ensure",
     "find",
     "install_command",
@@ -96,7 +97,12 @@ def cached() -> Path | None:
 
 
 def _key() -> str:
-    modules = [file for file in versions.MODULES.rglob("*") if file.is_file()]
+    modules = [
+        file
+        for name in versions.CLUSTER_MODULES
+        for file in (versions.MODULES / name).rglob("*")
+        if file.is_file()
+    ]
     flags = (versions.KUBERNETES_LDFLAGS, versions.CONTAINERD_LDFLAGS, versions.CONTAINERD_TAGS)
     return cache.key_of(
         *(versions.KUBERNETES, versions.ETCD, versions.CONTAINERD),
@@ -148,6 +154,7 @@ def _verify(folder: Path) -> None:
     """Start every program once and compare its version."""
     asked = {
         "etcd": (["--version"], versions.ETCD),
+        "kubeadm": (["version", "--output=short"], versions.KUBERNETES),
         "kubectl": (["version", "--client"], versions.KUBERNETES),
         "containerd-shim-runc-v2": (["-v"], versions.CONTAINERD),
     }
@@ -156,7 +163,16 @@ def _verify(folder: Path) -> None:
         if name in versions.KUBERNETES_PROGRAMS:
             default = versions.KUBERNETES
         arguments, version = asked.get(name, (["--version"], default))
-        what = f"cannot use {name}"
-        text = command.run([folder / name, *arguments], what=what, timeout_s=_VERSION_S)
-        if version not in text:
-            raise TestbedError(what, why=f"it is not version {version}: {text.strip()}")
+        check_version(folder / name, arguments, version)
+
+
+def check_version(program: Path, arguments: Sequence[str], version: str) -> None:
+    """Start a program once.
+
+    Raises:
+        TestbedError: it does not start, or says another version.
+    """
+    what = f"cannot use {program.name}"
+    text = command.run([program, *arguments], what=what, timeout_s=_VERSION_S)
+    if version not in text:
+        raise TestbedError(what, why=f"it is not version {version}: {text.strip()}")

