@@ -32,9 +32,9 @@ import yaml
 from testbed.errors import ClusterError, InputError
 from testbed.lab.bench import madeup
 from testbed.lab.bench.reference import Reference
-from testbed.stack.certificates.sets import make as make_certificates
 from testbed.lab.deploy.scheduler import EXTENDER_ENVIRONMENT
 from testbed.lab.progress import ConsoleProgress
+from testbed.stack.certificates.sets import make as make_certificates
 from testbed.stack.codec import decode_pod_shares
 from testbed.stack.config import DeviceConfig
 from testbed.stack.placement import PodRequest, pod_request
