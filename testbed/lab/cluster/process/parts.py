@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.card import driver_root, profiles
+from testbed.errors import InputError
 from testbed.lab import binaries, images
 from testbed.lab.cluster.protocol import CardSpec, Progress
 from testbed.lab.images.model import Image
@@ -49,9 +50,15 @@ class Parts:
         """Check a wish for cards before anything is made for it.
 
         Raises:
-            InputError: a card that there is not.
+            InputError: a card that there is not, or the machine's own.
         """
         for each in specs:
+            if each.real:
+                raise InputError(
+                    "the process cluster's nodes carry emulated cards only",
+                    why="its containers are given no devices of the machine",
+                    hint="--provider kind --cards nvidia",
+                )
             profiles.load(each.profile)
 
     def cards(self, folder: Path, specs: Sequence[CardSpec], nodes: int) -> tuple[str, ...]:
