@@ -103,6 +103,35 @@ typedef struct {
     unsigned char body[240];
 } CUgraphNodeParams;
 
+typedef struct { /* one end of a copy of a plane */
+    size_t x_bytes, y;
+    int type; /* CU_MEMORYTYPE_… */
+    void *host;
+    CUdeviceptr device;
+    CUarray array;
+    size_t pitch;
+} CUDA_MEMCPY2D_end;
+
+typedef struct {
+    CUDA_MEMCPY2D_end from, to;
+    size_t width_bytes, height;
+} CUDA_MEMCPY2D; /* v2 */
+
+typedef struct {
+    size_t x_bytes, y, z, lod;
+    int type;
+    void *host;
+    CUdeviceptr device;
+    CUarray array;
+    void *reserved;
+    size_t pitch, height;
+} CUDA_MEMCPY3D_end;
+
+typedef struct {
+    CUDA_MEMCPY3D_end from, to;
+    size_t width_bytes, height, depth;
+} CUDA_MEMCPY3D; /* v2 */
+
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
@@ -116,9 +145,13 @@ enum {
     CUDA_ERROR_NOT_SUPPORTED = 801,
 
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
     CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6,
     CU_MEMORYTYPE_DEVICE = 2,
+    CU_MEMORYTYPE_ARRAY = 3,
+    CU_MEMORYTYPE_UNIFIED = 4,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
@@ -135,6 +168,8 @@ enum {
 
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "allocation properties");
 _Static_assert(sizeof(CUmemPoolProps) == 88, "pool properties");
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "copy of a plane");
+_Static_assert(sizeof(CUDA_MEMCPY3D) == 200, "copy of a block");
 _Static_assert(sizeof(CUlaunchConfig) == 56, "launch configuration");
 _Static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "launch parameters");
 _Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "memory node parameters");

@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "account.h"
 #include "log.h"
@@ -22,27 +23,49 @@ static void format(const CUuuid *uuid, const char *prefix, char text[64]) {
              b[13], b[14], b[15]);
 }
 
+/* Of an instance (MIG) the newer call tells its own uuid, the older one its card's (CUDA driver
+ * API, cuDeviceGetUuid_v2). */
+struct identity {
+    CUuuid own, card;
+    bool has_own, has_card;
+};
+
+static struct identity identity_of(CUdevice dev) {
+    struct identity id;
+    id.has_own = VGPU_CALL(cuDeviceGetUuid_v2, &id.own, dev) == CUDA_SUCCESS;
+    id.has_card = VGPU_CALL(cuDeviceGetUuid, &id.card, dev) == CUDA_SUCCESS;
+    return id;
+}
+
+static bool is_instance(const struct identity *id) {
+    return id->has_own && id->has_card && memcmp(&id->own, &id->card, sizeof id->own) != 0;
+}
+
 bool vgpu_device_uuid(CUdevice dev, char text[64]) {
-    CUuuid uuid;
-    if (VGPU_CALL(cuDeviceGetUuid_v2, &uuid, dev) != CUDA_SUCCESS &&
-        VGPU_CALL(cuDeviceGetUuid, &uuid, dev) != CUDA_SUCCESS)
-        return false;
-    format(&uuid, "GPU", text);
+    struct identity id = identity_of(dev);
+    if (!id.has_own && !id.has_card) return false;
+    format(id.has_own ? &id.own : &id.card, is_instance(&id) ? "MIG" : "GPU", text);
     return true;
+}
+
+/* A container may have been given an instance, or a card that was cut into instances. */
+static int entry_of_instance(const struct identity *id) {
+    char text[64];
+    format(&id->own, "MIG", text);
+    int entry = vgpu_entry(text, VGPU_NO_DEVICE);
+    if (entry != VGPU_NO_DEVICE || !id->has_card) return entry;
+    format(&id->card, "GPU", text);
+    return vgpu_entry(text, VGPU_NO_DEVICE);
 }
 
 static int find_entry(CUdevice dev) {
     char text[64] = "";
     if (!vgpu_device_uuid(dev, text)) return VGPU_NO_DEVICE;
     int entry = vgpu_entry(text, VGPU_NO_DEVICE);
-    CUuuid uuid;
-    if (entry == VGPU_NO_DEVICE && VGPU_CALL(cuDeviceGetUuid_v2, &uuid, dev) == CUDA_SUCCESS) {
-        char mig[64];
-        format(&uuid, "MIG", mig);
-        entry = vgpu_entry(mig, VGPU_NO_DEVICE);
-    }
+    struct identity id = identity_of(dev);
+    if (entry == VGPU_NO_DEVICE && id.has_own) entry = entry_of_instance(&id);
     if (entry == VGPU_NO_DEVICE) { /* limits known by number only: the container's order */
-        int index = vgpu_nvml_index(text);
+        int index = is_instance(&id) ? -1 : vgpu_nvml_index(text);
         entry = vgpu_entry(text, index >= 0 ? index : dev);
     }
     if (entry == VGPU_NO_DEVICE)

@@ -2,6 +2,7 @@
 #include "charge.h"
 #include "device.h"
 #include "lookup.h"
+#include "oversubscribe.h"
 #include "pools.h"
 
 /* After the driver's answer: remembers the pointer, or gives the charge back. What
@@ -17,16 +18,6 @@ static CUresult conclude(CUresult result, CUdeviceptr ptr, int entry, struct vgp
     return result;
 }
 
-/* Beyond the card's own memory a limit that was promised in full is held by managed memory,
- * whose pages the driver moves. */
-#define ATTACH_GLOBAL 1
-static CUresult or_managed(CUresult result, CUdeviceptr *ptr, size_t bytes) {
-    if (result != CUDA_ERROR_OUT_OF_MEMORY || !vgpu_enter()) return result;
-    bool more = vgpu_oversubscribed();
-    vgpu_leave();
-    return more ? VGPU_CALL(cuMemAllocManaged, ptr, bytes, ATTACH_GLOBAL) : result;
-}
-
 CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes) {
     int entry;
     CUcontext ctx;
@@ -34,7 +25,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ptr, size_t bytes) {
         return VGPU_CALL(cuMemAlloc_v2, ptr, bytes);
     struct vgpu_cost cost = vgpu_cost_of(bytes);
     if (!vgpu_take(entry, cost, "allocation", bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = or_managed(VGPU_CALL(cuMemAlloc_v2, ptr, bytes), ptr, bytes);
+    CUresult result = vgpu_or_managed(VGPU_CALL(cuMemAlloc_v2, ptr, bytes), ptr, bytes);
     return conclude(result, result == CUDA_SUCCESS ? *ptr : 0, entry, cost, ctx);
 }
 
@@ -65,8 +56,12 @@ CUresult cuMemAllocManaged(CUdeviceptr *ptr, size_t bytes, unsigned int flags) {
  * that first, and correct it by the pitch that the driver chose. */
 #define PITCH_ALIGNMENT 512ull
 
+static uint64_t row_of(uint64_t width) {
+    return (width + PITCH_ALIGNMENT - 1) & ~(PITCH_ALIGNMENT - 1);
+}
+
 static uint64_t pitched(uint64_t width, uint64_t height) {
-    uint64_t row = (width + PITCH_ALIGNMENT - 1) & ~(PITCH_ALIGNMENT - 1), bytes;
+    uint64_t row = row_of(width), bytes;
     return row < width || __builtin_mul_overflow(row, height, &bytes) ? UINT64_MAX / 2 : bytes;
 }
 
@@ -95,6 +90,10 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *ptr, size_t *pitch, size_t width, size_
     struct vgpu_cost cost = vgpu_cost_of(bytes);
     if (!vgpu_take(entry, cost, "pitched allocation", bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = VGPU_CALL(cuMemAllocPitch_v2, ptr, pitch, width, height, element);
+    if (vgpu_beyond(result)) {
+        result = vgpu_or_managed(result, ptr, bytes);
+        if (result == CUDA_SUCCESS) *pitch = row_of(width);
+    }
     bool made = result == CUDA_SUCCESS;
     return correct(result, made ? *ptr : 0, made ? *pitch * height : 0, entry, cost, ctx);
 }

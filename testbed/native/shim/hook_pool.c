@@ -15,6 +15,7 @@
 #include "growth.h"
 #include "log.h"
 #include "lookup.h"
+#include "oversubscribe.h"
 #include "sys.h"
 #include "throttle.h"
 
@@ -25,6 +26,7 @@ static struct vgpu_lock lock; /* held over driver calls: two growing pools measu
 static struct pool {
     CUmemoryPool handle; /* NULL = destroyed with allocations outstanding */
     bool counted;        /* not: host memory, and imported pools (the exporter is charged) */
+    bool shared;         /* its pointers can be exported: nothing else may stand in for them */
     int entry;
     uint64_t charged;
 } pools[MOST_POOLS];
@@ -185,7 +187,8 @@ static bool charge_most(struct pool *pool, uint64_t growth, struct vgpu_growth *
     return false;
 }
 
-static CUresult allocate_locked(const struct request *request, struct pool *pool, CUdevice dev) {
+static CUresult allocate_locked(const struct request *request, struct pool *pool, CUdevice dev,
+                                bool *card_full) {
     uint64_t growth = most_growth(request->bytes), before = measure(pool);
     struct vgpu_growth own = {.watched = false};
     if (!charge_most(pool, growth, &own, dev)) {
@@ -203,6 +206,7 @@ static CUresult allocate_locked(const struct request *request, struct pool *pool
     CUresult result = call(request);
     uint64_t after = measure(pool);
     vgpu_growth_end(&own, result);
+    *card_full = !pool->shared && vgpu_beyond(result);
     if (result != CUDA_SUCCESS || after <= before + growth) return result;
     while (chunk < after - before) chunk *= 2;
     VGPU_LOG(VGPU_LOG_INFO, "pools grow by up to %llu bytes", (unsigned long long)chunk);
@@ -230,11 +234,13 @@ static CUresult allocate(struct request request) {
         return call(&request);
     vgpu_lock(&lock);
     struct pool *pool = adopt(request.pool, entry);
+    bool card_full = false;
     CUresult result = pool == NULL     ? CUDA_ERROR_OUT_OF_MEMORY
-                      : pool->counted ? allocate_locked(&request, pool, dev)
+                      : pool->counted ? allocate_locked(&request, pool, dev, &card_full)
                                       : call(&request);
+    int owner = pool == NULL ? VGPU_NO_DEVICE : pool->entry;
     vgpu_unlock(&lock);
-    return result;
+    return card_full ? vgpu_allocate_managed(request.ptr, request.bytes, owner) : result;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *ptr, size_t bytes, CUstream stream) {
@@ -284,12 +290,32 @@ static CUresult changed(CUresult result) {
     return result;
 }
 
+/* Pools shrink when the program waits: only then is the charge of an idle process right. */
+static CUresult synchronized(CUresult result) {
+    return atomic_load_explicit(&freed, memory_order_relaxed) ? changed(result) : result;
+}
+
+/* Managed memory that stands in for a pool's: freed when the stream has come to it, which
+ * is waited for, since the driver frees such memory at once. */
+static CUresult free_stand_in(CUdeviceptr ptr, CUstream stream, bool per_thread) {
+    CUresult result = per_thread ? VGPU_CALL(cuStreamSynchronize_ptsz, stream)
+                                 : VGPU_CALL(cuStreamSynchronize, stream);
+    return result == CUDA_SUCCESS ? synchronized(VGPU_CALL(cuMemFree_v2, ptr)) : result;
+}
+
+static CUresult call_free(CUdeviceptr ptr, CUstream stream, bool per_thread, bool known) {
+    struct request of = {.stream = stream, .per_thread = per_thread};
+    if (known && vgpu_oversubscribed() && vgpu_is_managed(ptr) && !capturing(&of))
+        return free_stand_in(ptr, stream, per_thread);
+    return per_thread ? VGPU_CALL(cuMemFreeAsync_ptsz, ptr, stream)
+                      : VGPU_CALL(cuMemFreeAsync, ptr, stream);
+}
+
 /* `free` of plain memory is legal here, too (cuMemAlloc'ed pointers). */
 static CUresult free_async(CUdeviceptr ptr, CUstream stream, bool per_thread) {
     struct vgpu_item item;
     bool known = vgpu_lift(VGPU_POINTER, ptr, &item);
-    CUresult result = per_thread ? VGPU_CALL(cuMemFreeAsync_ptsz, ptr, stream)
-                                 : VGPU_CALL(cuMemFreeAsync, ptr, stream);
+    CUresult result = call_free(ptr, stream, per_thread, known);
     if (known) vgpu_settle(VGPU_POINTER, &item, result);
     else if (result == CUDA_SUCCESS) atomic_store(&freed, 1);
     return known ? result : changed(result);
@@ -299,11 +325,6 @@ CUresult cuMemFreeAsync(CUdeviceptr ptr, CUstream stream) { return free_async(pt
 
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr ptr, CUstream stream) {
     return free_async(ptr, stream, true);
-}
-
-/* Pools shrink when the program waits: only then is the charge of an idle process right. */
-static CUresult synchronized(CUresult result) {
-    return atomic_load_explicit(&freed, memory_order_relaxed) ? changed(result) : result;
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
@@ -350,9 +371,10 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props) {
     int entry = device ? vgpu_device_entry(type == CU_MEM_LOCATION_TYPE_DEVICE ? id : id & 0xff)
                        : VGPU_NO_DEVICE;
     vgpu_lock(&lock);
-    bool kept = add(*pool, entry, device) != NULL;
+    struct pool *kept = add(*pool, entry, device);
+    if (kept != NULL) kept->shared = props->handle_types != 0;
     vgpu_unlock(&lock);
-    if (kept) return result;
+    if (kept != NULL) return result;
     VGPU_CALL(cuMemPoolDestroy, *pool);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -1,6 +1,7 @@
 /* What a program is told about the size of its card: the cap is the card (driver API
  * and NVML alike), what the whole container holds is used. */
 #include <limits.h>
+#include <string.h>
 
 #include "account.h"
 #include "device.h"
@@ -85,6 +86,16 @@ int vgpu_nvml_entry(nvmlDevice_t device) {
     unsigned int index = 0;
     if (VGPU_CALL(nvmlDeviceGetUUID, device, uuid, sizeof uuid) != NVML_SUCCESS)
         return VGPU_NO_DEVICE;
+    if (strncmp(uuid, "MIG-", 4) == 0) { /* its index is among its card's instances */
+        int entry = vgpu_entry(uuid, VGPU_NO_DEVICE);
+        nvmlDevice_t card;
+        if (entry != VGPU_NO_DEVICE ||
+            VGPU_CALL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, device, &card) !=
+                NVML_SUCCESS ||
+            VGPU_CALL(nvmlDeviceGetUUID, card, uuid, sizeof uuid) != NVML_SUCCESS)
+            return entry;
+        return vgpu_entry(uuid, VGPU_NO_DEVICE);
+    }
     bool known = VGPU_CALL(nvmlDeviceGetIndex, device, &index) == NVML_SUCCESS && index < 1024;
     return vgpu_entry(uuid, known ? (int)index : VGPU_NO_DEVICE);
 }

@@ -12,7 +12,8 @@ static uint64_t size_key(const char *kind, size_t bytes) {
     return vgpu_work_key(&(struct vgpu_work){.what = kind, .grid = {exponent, eighth, 0}});
 }
 
-static const char fill[] = "fill", copy[] = "copy";
+/* Not one: rows and arrays cost more a byte than a block of memory does. */
+static const char fill[] = "fill", copy[] = "copy", rows[] = "rows", array[] = "array";
 
 #define PASSING(kind, bytes, stream, per_thread, call)                                             \
     do {                                                                                           \
@@ -101,3 +102,66 @@ ANY_COPY(cuMemcpy, false)
 ANY_COPY(cuMemcpy_ptds, true)
 ANY_COPY_ASYNC(cuMemcpyAsync, false)
 ANY_COPY_ASYNC(cuMemcpyAsync_ptsz, true)
+
+/* Planes and blocks, between linear memory and arrays: the device's work where both ends
+ * lie on it. */
+static bool end_on_device(int type, CUdeviceptr ptr) {
+    return type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_ARRAY ||
+           (type == CU_MEMORYTYPE_UNIFIED && on_device(ptr));
+}
+
+static size_t plane_bytes(const CUDA_MEMCPY2D *plane) {
+    size_t bytes = plane == NULL ? 0 : product(plane->width_bytes, plane->height);
+    return bytes >= LARGE && end_on_device(plane->from.type, plane->from.device) &&
+                   end_on_device(plane->to.type, plane->to.device)
+               ? bytes
+               : 0;
+}
+
+static size_t block_bytes(const CUDA_MEMCPY3D *block) {
+    size_t bytes = block == NULL ? 0
+                                 : product(product(block->width_bytes, block->height), block->depth);
+    return bytes >= LARGE && end_on_device(block->from.type, block->from.device) &&
+                   end_on_device(block->to.type, block->to.device)
+               ? bytes
+               : 0;
+}
+
+#define SHAPED(symbol, type, bytes_of, per_thread)                                                 \
+    CUresult symbol(const type *shape) {                                                           \
+        size_t large = bytes_of(shape);                                                            \
+        PASSING(rows, large, NULL, per_thread, VGPU_CALL(symbol, shape));                          \
+    }
+#define SHAPED_ASYNC(symbol, type, bytes_of, per_thread)                                           \
+    CUresult symbol(const type *shape, CUstream stream) {                                          \
+        size_t large = bytes_of(shape);                                                            \
+        PASSING(rows, large, stream, per_thread, VGPU_CALL(symbol, shape, stream));                \
+    }
+SHAPED(cuMemcpy2D_v2, CUDA_MEMCPY2D, plane_bytes, false)
+SHAPED(cuMemcpy2D_v2_ptds, CUDA_MEMCPY2D, plane_bytes, true)
+SHAPED(cuMemcpy2DUnaligned_v2, CUDA_MEMCPY2D, plane_bytes, false)
+SHAPED(cuMemcpy2DUnaligned_v2_ptds, CUDA_MEMCPY2D, plane_bytes, true)
+SHAPED_ASYNC(cuMemcpy2DAsync_v2, CUDA_MEMCPY2D, plane_bytes, false)
+SHAPED_ASYNC(cuMemcpy2DAsync_v2_ptsz, CUDA_MEMCPY2D, plane_bytes, true)
+SHAPED(cuMemcpy3D_v2, CUDA_MEMCPY3D, block_bytes, false)
+SHAPED(cuMemcpy3D_v2_ptds, CUDA_MEMCPY3D, block_bytes, true)
+SHAPED_ASYNC(cuMemcpy3DAsync_v2, CUDA_MEMCPY3D, block_bytes, false)
+SHAPED_ASYNC(cuMemcpy3DAsync_v2_ptsz, CUDA_MEMCPY3D, block_bytes, true)
+
+/* Arrays lie on the device. */
+#define ARRAYS(suffix, per_thread)                                                                 \
+    CUresult cuMemcpyAtoA_v2##suffix(CUarray to, size_t to_offset, CUarray from,                   \
+                                     size_t from_offset, size_t bytes) {                           \
+        PASSING(array, bytes, NULL, per_thread,                                                    \
+                VGPU_CALL(cuMemcpyAtoA_v2##suffix, to, to_offset, from, from_offset, bytes));      \
+    }                                                                                              \
+    CUresult cuMemcpyAtoD_v2##suffix(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {  \
+        PASSING(array, bytes, NULL, per_thread,                                                    \
+                VGPU_CALL(cuMemcpyAtoD_v2##suffix, to, from, offset, bytes));                      \
+    }                                                                                              \
+    CUresult cuMemcpyDtoA_v2##suffix(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {  \
+        PASSING(array, bytes, NULL, per_thread,                                                    \
+                VGPU_CALL(cuMemcpyDtoA_v2##suffix, to, offset, from, bytes));                      \
+    }
+ARRAYS(, false)
+ARRAYS(_ptds, true)

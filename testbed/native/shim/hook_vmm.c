@@ -4,6 +4,7 @@
 #include "charge.h"
 #include "device.h"
 #include "lookup.h"
+#include "oversubscribe.h"
 
 static uint64_t serial = 2; /* under the state's lock */
 
@@ -36,6 +37,16 @@ static bool keep(CUmemGenericAllocationHandle handle, int entry, struct vgpu_cos
     return kept;
 }
 
+/* Where the card is full and the limit is beyond it: memory of the host, which the device
+ * reaches and no page of which moves. Handles for other processes stay the device's. */
+static CUresult or_on_host(CUresult result, CUmemGenericAllocationHandle *handle, size_t bytes,
+                           const CUmemAllocationProp *prop, unsigned long long flags) {
+    if (prop->requested_handle_types != 0 || !vgpu_beyond(result)) return result;
+    CUmemAllocationProp host = *prop;
+    host.location = (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_HOST_NUMA, .id = 0};
+    return VGPU_CALL(cuMemCreate, handle, bytes, &host, flags);
+}
+
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
                      const CUmemAllocationProp *prop, unsigned long long flags) {
     int type = prop == NULL ? 0 : prop->location.type;
@@ -48,6 +59,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     struct vgpu_cost cost = {.large = vgpu_granules(bytes)};
     if (!vgpu_take(entry, cost, "physical allocation", bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = VGPU_CALL(cuMemCreate, handle, bytes, prop, flags);
+    result = or_on_host(result, handle, bytes, prop, flags);
     if (result == CUDA_SUCCESS && keep(*handle, entry, cost)) return result;
     if (result == CUDA_SUCCESS) {
         VGPU_CALL(cuMemRelease, *handle);

@@ -276,7 +276,39 @@
     HOOK(cuMemcpyAsync, cuMemcpyAsync, 4000, LEGACY,                                               \
          (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                        \
     HOOK(cuMemcpyAsync_ptsz, cuMemcpyAsync, 7000, PER_THREAD,                                      \
-         (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                        \
+    HOOK(cuMemcpy2D_v2, cuMemcpy2D, 3020, LEGACY,                                                  \
+         (const CUDA_MEMCPY2D *plane))                                                             \
+    HOOK(cuMemcpy2D_v2_ptds, cuMemcpy2D, 7000, PER_THREAD,                                         \
+         (const CUDA_MEMCPY2D *plane))                                                             \
+    HOOK(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned, 3020, LEGACY,                                \
+         (const CUDA_MEMCPY2D *plane))                                                             \
+    HOOK(cuMemcpy2DUnaligned_v2_ptds, cuMemcpy2DUnaligned, 7000, PER_THREAD,                       \
+         (const CUDA_MEMCPY2D *plane))                                                             \
+    HOOK(cuMemcpy2DAsync_v2, cuMemcpy2DAsync, 3020, LEGACY,                                        \
+         (const CUDA_MEMCPY2D *plane, CUstream stream))                                            \
+    HOOK(cuMemcpy2DAsync_v2_ptsz, cuMemcpy2DAsync, 7000, PER_THREAD,                               \
+         (const CUDA_MEMCPY2D *plane, CUstream stream))                                            \
+    HOOK(cuMemcpy3D_v2, cuMemcpy3D, 3020, LEGACY,                                                  \
+         (const CUDA_MEMCPY3D *block))                                                             \
+    HOOK(cuMemcpy3D_v2_ptds, cuMemcpy3D, 7000, PER_THREAD,                                         \
+         (const CUDA_MEMCPY3D *block))                                                             \
+    HOOK(cuMemcpy3DAsync_v2, cuMemcpy3DAsync, 3020, LEGACY,                                        \
+         (const CUDA_MEMCPY3D *block, CUstream stream))                                            \
+    HOOK(cuMemcpy3DAsync_v2_ptsz, cuMemcpy3DAsync, 7000, PER_THREAD,                               \
+         (const CUDA_MEMCPY3D *block, CUstream stream))                                            \
+    HOOK(cuMemcpyAtoA_v2, cuMemcpyAtoA, 3020, LEGACY,                                              \
+         (CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes))           \
+    HOOK(cuMemcpyAtoA_v2_ptds, cuMemcpyAtoA, 7000, PER_THREAD,                                     \
+         (CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes))           \
+    HOOK(cuMemcpyAtoD_v2, cuMemcpyAtoD, 3020, LEGACY,                                              \
+         (CUdeviceptr to, CUarray from, size_t offset, size_t bytes))                              \
+    HOOK(cuMemcpyAtoD_v2_ptds, cuMemcpyAtoD, 7000, PER_THREAD,                                     \
+         (CUdeviceptr to, CUarray from, size_t offset, size_t bytes))                              \
+    HOOK(cuMemcpyDtoA_v2, cuMemcpyDtoA, 3020, LEGACY,                                              \
+         (CUarray to, size_t offset, CUdeviceptr from, size_t bytes))                              \
+    HOOK(cuMemcpyDtoA_v2_ptds, cuMemcpyDtoA, 7000, PER_THREAD,                                     \
+         (CUarray to, size_t offset, CUdeviceptr from, size_t bytes))
 
 #define VGPU_NVML_HOOKS(HOOK)                                                                      \
     HOOK(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))                    \
@@ -326,7 +358,9 @@
     USE(nvmlShutdown, (void))                                                                      \
     USE(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device))                       \
     USE(nvmlDeviceGetUUID, (nvmlDevice_t device, char *uuid, unsigned int length))                 \
-    USE(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index))
+    USE(nvmlDeviceGetIndex, (nvmlDevice_t device, unsigned int *index))                            \
+    USE(nvmlDeviceGetDeviceHandleFromMigDeviceHandle,                                              \
+        (nvmlDevice_t instance, nvmlDevice_t * card))
 
 /* --- derived: identifiers, function types, exported declarations ------------- */
 

@@ -152,9 +152,9 @@ def default_pool(dev: int = 0) -> int:
     return pool.value or 0
 
 
-def pool(dev: int = 0, location: int = 1) -> int:
+def pool(dev: int = 0, location: int = 1, handles: int = 0) -> int:
     out = c_void_p()
-    props = PoolProps(type=1, location=Location(location, dev))
+    props = PoolProps(type=1, handles=handles, location=Location(location, dev))
     assert cuda().cuMemPoolCreate(byref(out), byref(props)) == 0
     return out.value or 0
 
@@ -175,9 +175,9 @@ def alloc_pool(size: int, pool: int) -> list[int]:
     return [code, ptr.value]
 
 
-def create(size: int, dev: int = 0, location: int = 1) -> list[int]:
+def create(size: int, dev: int = 0, location: int = 1, handles: int = 0) -> list[int]:
     handle = c_uint64()
-    prop = AllocationProp(type=1, location=Location(location, dev))
+    prop = AllocationProp(type=1, handles=handles, location=Location(location, dev))
     code = cuda().cuMemCreate(byref(handle), c_size_t(size), byref(prop), c_uint64(0))
     return [code, handle.value]
 
@@ -234,6 +234,54 @@ def destroy_array(handle: int, name: str = "cuArrayDestroy") -> int:
     return getattr(cuda(), name)(c_void_p(handle))
 
 
+class End2D(ctypes.Structure):
+    _fields_ = (
+        *(("x", c_size_t), ("y", c_size_t), ("type", c_int), ("host", c_void_p)),
+        *(("device", c_uint64), ("array", c_void_p), ("pitch", c_size_t)),
+    )
+
+
+class Copy2D(ctypes.Structure):
+    _fields_ = (("src", End2D), ("dst", End2D), ("width", c_size_t), ("height", c_size_t))
+
+
+class End3D(ctypes.Structure):
+    _fields_ = (
+        *(("x", c_size_t), ("y", c_size_t), ("z", c_size_t), ("lod", c_size_t)),
+        *(("type", c_int), ("host", c_void_p), ("device", c_uint64), ("array", c_void_p)),
+        *(("reserved", c_void_p), ("pitch", c_size_t), ("height", c_size_t)),
+    )
+
+
+class Copy3D(ctypes.Structure):
+    _fields_ = (
+        *(("src", End3D), ("dst", End3D)),
+        *(("width", c_size_t), ("height", c_size_t), ("depth", c_size_t)),
+    )
+
+
+HOST, DEVICE, ARRAY, UNIFIED = 1, 2, 3, 4
+
+
+def _end(kind: Any, type_: int, at: int) -> Any:
+    """One end of a copy of a plane or a block: rows of 4096 bytes."""
+    if type_ == ARRAY:
+        return kind(type=type_, array=at)
+    where = {"host": at} if type_ == HOST else {"device": at}
+    return kind(type=type_, pitch=4096, **where)
+
+
+def copy_rows(name: str, src: tuple[int, int], dst: tuple[int, int], rows: int) -> int:
+    """Copy rows of 4096 bytes between two (memory type, address)s by a call of either shape."""
+    if "2D" in name:
+        shape: Any = Copy2D(_end(End2D, *src), _end(End2D, *dst), 4096, rows)
+    else:
+        shape = Copy3D(_end(End3D, *src), _end(End3D, *dst), 4096, rows // 4, 4)
+        shape.src.height = shape.dst.height = rows // 4
+    stream = [None] if "Async" in name else []
+    return getattr(cuda(), name)(byref(shape), *stream)
+
+
 def info() -> list[int]:
     """The code, free, total."""
     available, total = c_size_t(), c_size_t()
@@ -251,6 +299,15 @@ def nvml_memory(index: int = 0) -> list[int]:
     """total, free, used, as version 1 tells them."""
     device, memory = c_void_p(), Memory()
     assert nvml().nvmlDeviceGetHandleByIndex_v2(index, byref(device)) == 0
+    assert nvml().nvmlDeviceGetMemoryInfo(device, byref(memory)) == 0
+    return [memory.total, memory.free, memory.used]
+
+
+def nvml_instance_memory(index: int = 0) -> list[int]:
+    """total, free, used of a card's first instance."""
+    card, device, memory = c_void_p(), c_void_p(), Memory()
+    assert nvml().nvmlDeviceGetHandleByIndex_v2(index, byref(card)) == 0
+    assert nvml().nvmlDeviceGetMigDeviceHandleByIndex(card, 0, byref(device)) == 0
     assert nvml().nvmlDeviceGetMemoryInfo(device, byref(memory)) == 0
     return [memory.total, memory.free, memory.used]
 

@@ -28,7 +28,12 @@ def container(tmp_path: Path, sanitized: bool) -> Callable[..., Container]:
     count = 0
 
     def make(
-        *limits: int, by: str = "region", cards: int = 1, oversubscribe: bool = False, **env: str
+        *limits: int,
+        by: str = "region",
+        cards: int = 1,
+        oversubscribe: bool = False,
+        uuid: Callable[[int], str] = harness.fake_uuid,
+        **env: str,
     ) -> Container:
         nonlocal count
         count += 1
@@ -47,7 +52,7 @@ def container(tmp_path: Path, sanitized: bool) -> Callable[..., Container]:
         region = None
         if by == "region":
             devices = tuple(
-                RegionDevice(uuid=harness.fake_uuid(i), memory_limit_bytes=limit)
+                RegionDevice(uuid=uuid(i), memory_limit_bytes=limit)
                 for i, limit in enumerate(limits)
             )
             constant = RegionConstant(devices=devices, oversubscribe=oversubscribe)

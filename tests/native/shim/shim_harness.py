@@ -107,6 +107,11 @@ def fake_uuid(card: int) -> str:
     return f"GPU-f0cade00-0001-4002-8003-0000000000{card:02x}"
 
 
+def fake_instance(card: int) -> str:
+    """Return the uuid of a card's instance under FAKE_MIG."""
+    return fake_uuid(card).replace("GPU-f0", "MIG-f1")
+
+
 class Program:
     """A running child.py; calling it evaluates Python code in it."""
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+import shim_harness as harness
 from shim_harness import CONTEXT, GIB, GRANULE, MIB, OUT_OF_MEMORY, Container
 
 from testbed.native import region_layout as layout
@@ -109,24 +110,78 @@ def test_an_oversubscribed_limit_is_told_in_full(container: Make) -> None:
         assert program("info()") == [0, 17 * GIB - CONTEXT, 17 * GIB]
 
 
-@pytest.mark.parametrize("oversubscribe", [True, False])
-def test_beyond_the_card_allocations_become_managed(container: Make, oversubscribe: bool) -> None:
-    box = container(20 * GIB, oversubscribe=oversubscribe, FAKE_SWAP="1")
+BEYOND = [
+    ("alloc(4 * GIB)", "free({0})", "cuMemAllocManaged"),
+    ("alloc(4 * GIB)", "free_async({0})", "cuMemAllocManaged"),
+    ("pitch(4 * MIB, 1024)", "free({0})", "cuMemAllocManaged"),
+    ("alloc_async(4 * GIB)", "free_async({0})", "cuMemAllocManaged"),
+    ("alloc_async(4 * GIB, 0, '_ptsz')", "free({0})", "cuMemAllocManaged"),
+    ("alloc_pool(4 * GIB, pool())", "free_async({0})", "cuMemAllocManaged"),
+    ("create(4 * GIB)", "release({0})", "cuMemCreate"),
+]
+
+
+@pytest.mark.parametrize(("call", "undo", "instead"), BEYOND)
+def test_beyond_the_card_memory_lies_elsewhere(
+    container: Make, call: str, undo: str, instead: str
+) -> None:
+    """Managed, or on the host; the cap counts it, the card does not."""
+    box = container(20 * GIB, oversubscribe=True, FAKE_SWAP="1")
     with box.start() as program:
         program("context()")
         assert program("alloc(15 * GIB)")[0] == 0
-        code, ptr = program("alloc(4 * GIB)")
-        if not oversubscribe:
-            assert code == OUT_OF_MEMORY
-            assert box.used() == CONTEXT + 15 * GIB
-            return
+        held = box.used()
+        before = program(f"fake_calls({instead!r})")
+        code, handle, *_ = program(call)
         assert code == 0
-        assert program("fake_calls('cuMemAllocManaged')") == 1
-        assert box.used() == CONTEXT + 19 * GIB
+        assert program(f"fake_calls({instead!r})") > before
+        assert held + 4 * GIB == box.used()
         assert program("fake_used()") == CONTEXT + 15 * GIB
         assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY  # the cap
-        assert program(f"free({ptr})") == 0
-        assert box.used() == CONTEXT + 15 * GIB
+        assert program(undo.format(handle)) == 0
+        assert box.used() == held
+
+
+@pytest.mark.parametrize(("call", "undo", "instead"), BEYOND)
+def test_control_without_oversubscription(
+    container: Make, call: str, undo: str, instead: str
+) -> None:
+    del undo
+    box = container(20 * GIB, FAKE_SWAP="1")
+    with box.start() as program:
+        program("context()")
+        assert program("alloc(15 * GIB)")[0] == 0
+        held = box.used()
+        assert program(call)[0] == OUT_OF_MEMORY
+        assert box.used() == held
+        assert program("fake_calls('cuMemAllocManaged')") == 0
+        assert program(f"fake_calls({instead!r})") <= 1
+
+
+def test_what_others_may_import_stays_on_the_card(container: Make) -> None:
+    """A pool or a handle for other processes: nothing can stand in for it."""
+    box = container(20 * GIB, oversubscribe=True, FAKE_SWAP="1")
+    with box.start() as program:
+        program("context()")
+        assert program("alloc(15 * GIB)")[0] == 0
+        held = box.used()
+        assert program("alloc_pool(4 * GIB, pool(handles=1))")[0] == OUT_OF_MEMORY
+        assert program("create(4 * GIB, handles=1)")[0] == OUT_OF_MEMORY
+        assert box.used() == held
+
+
+def test_an_oversubscribed_failure_costs_nothing(container: Make) -> None:
+    """Neither card nor host has room: what failed is not counted."""
+    box = container(20 * GIB, oversubscribe=True, FAKE_SWAP="1")
+    with box.start() as program:
+        program("context()")
+        assert program("alloc(15 * GIB)")[0] == 0
+        held = box.used()
+        program("fake_fail('cuMemAllocManaged', 2, 100)")
+        program("fake_fail('cuMemCreate', 2, 100)")
+        for call, _, _ in BEYOND:
+            assert program(call)[0] == OUT_OF_MEMORY, call
+            assert box.used() == held, call
 
 
 def test_a_cap_below_the_context(container: Make) -> None:
@@ -712,6 +767,24 @@ def test_deferred_arrays_are_free(gibibyte: Container) -> None:
         assert gibibyte.used() == CONTEXT
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("cuMemcpyAtoA_v2", (1, 2, 3, 4)),
+        ("cuMemcpyAtoD_v2", (1, 3, 4)),
+        ("cuMemcpyDtoA_v2", (1, 2, 3)),
+    ],
+)
+def test_copies_of_arrays_reach_the_driver(
+    gibibyte: Container, name: str, arguments: tuple[int, ...]
+) -> None:
+    given = ", ".join(f"c_uint64({value})" for value in arguments)
+    with gibibyte.start() as program:
+        program("context()")
+        assert program(f"cuda().{name}({given}, c_uint64(4 * MIB))") == 0
+        assert program(f"fake_calls({name!r})") == 1
+
+
 # --- devices --------------------------------------------------------------------------
 
 
@@ -731,6 +804,30 @@ def test_the_same_by_environment(container: Make) -> None:
     with container(GIB, 2 * GIB, by="environment", FAKE_ORDER="1,0").start() as program:
         assert program("total(0)") == 2 * GIB
         assert program("total(1)") == GIB
+
+
+@pytest.mark.parametrize("given", [harness.fake_uuid, harness.fake_instance])
+def test_an_instance_is_found_by_its_name_or_its_cards(
+    container: Make, given: Callable[[int], str]
+) -> None:
+    """MIG: the container was given the instance, or the card that was cut."""
+    box = container(GIB, 2 * GIB, uuid=given, FAKE_MIG="1", FAKE_ORDER="1,0")
+    with box.start() as program:
+        assert [program("total(0)"), program("total(1)")] == [2 * GIB, GIB]
+        program("context(0)")
+        assert program("alloc(1500 * MIB)")[0] == 0
+        assert program("alloc(1500 * MIB)")[0] == OUT_OF_MEMORY
+        assert (box.used(0), box.used(1)) == (0, CONTEXT + 1500 * MIB)
+        used = CONTEXT + 1500 * MIB
+        assert program("nvml_instance_memory(1)") == [2 * GIB, 2 * GIB - used, used]
+        assert program("nvml_instance_memory(0)[2]") == 0
+
+
+def test_control_an_instance_that_was_not_given(container: Make) -> None:
+    box = container(GIB, uuid=lambda card: harness.fake_instance(card + 2), FAKE_MIG="1")
+    with box.start() as program:
+        assert program("context()") == 0
+        assert program("alloc(2 * MIB)")[0] == OUT_OF_MEMORY
 
 
 def test_freeing_on_another_device_uncounts_the_owner(container: Make) -> None:

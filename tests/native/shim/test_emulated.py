@@ -19,16 +19,25 @@ from testbed.native.region import RegionConstant, RegionDevice, make_region
 class Emulated:
     """One container of a node with emulated A100 cards."""
 
-    def __init__(self, folder: Path, limits: tuple[int, ...], *, sanitized: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limits: tuple[int, ...],
+        *,
+        sanitized: bool,
+        oversubscribe: bool = False,
+        cores: int = 0,
+    ) -> None:
         self.root = folder / "root"
         specs = [CardSpec(profile="a100-80gb", count=len(limits))]
         self.uuids = driver_root.make(self.root, specs, budget_bytes=64 * MIB)
         (folder / "c").mkdir()
         devices = tuple(
-            RegionDevice(uuid=uuid, memory_limit_bytes=limit)
+            RegionDevice(uuid=uuid, memory_limit_bytes=limit, sm_limit_pct=cores)
             for uuid, limit in zip(self.uuids, limits, strict=True)
         )
-        self.region = make_region(folder / "c", "cache", RegionConstant(devices=devices))
+        constant = RegionConstant(devices=devices, oversubscribe=oversubscribe)
+        self.region = make_region(folder / "c", "cache", constant)
         library = harness.shim(sanitized=sanitized)
         driver = self.root / "driver"
         self.container = Container(
@@ -49,6 +58,9 @@ class Emulated:
         """What the card counts, by its own book: the observation beside the library's."""
         return sum(slot.context_bytes + slot.memory_bytes for slot in self.state(index).slots)
 
+    def swapped(self, index: int = 0) -> int:
+        return sum(slot.swapped_bytes for slot in self.state(index).slots)
+
     @property
     def context(self) -> int:
         return self.state().description.context_bytes
@@ -64,7 +76,7 @@ def _built() -> None:
 
 @pytest.fixture
 def emulated(tmp_path: Path, sanitized: bool, _built: None) -> Make:
-    return lambda *limits: Emulated(tmp_path, limits, sanitized=sanitized)
+    return lambda *limits, **how: Emulated(tmp_path, limits, sanitized=sanitized, **how)
 
 
 def test_fills_to_the_granule_by_the_cards_own_count(emulated: Make) -> None:
@@ -256,3 +268,91 @@ def test_lookups_by_version_agree(emulated: Make) -> None:
             ("cuCtxSynchronize", 13000, "cuCtxSynchronize_v2"),
         ):
             assert program(f"proc({base!r}, {version})") == program(f"address({symbol!r})"), base
+
+
+# --- a limit above the card ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("take", "give"),
+    [
+        ("alloc(8 * GIB)", "free({0})"),
+        ("pitch(8 * MIB, 1024)", "free({0})"),
+        ("alloc_async(8 * GIB)", "free_async({0})"),
+        ("alloc_pool(8 * GIB, pool())", "free_async({0})"),
+    ],
+)
+def test_what_does_not_fit_the_card_is_swapped_out(emulated: Make, take: str, give: str) -> None:
+    box = emulated(100 * GIB, oversubscribe=True)
+    with box.container.start() as program:
+        assert program("context()") == 0
+        assert program("info()")[2] == 100 * GIB
+        assert program("alloc(70 * GIB)")[0] == 0
+        code, handle, *_ = program(take)
+        assert code == 0
+        held = [handle]
+        for _ in range(2):
+            code, handle, *_ = program(take)
+            assert code == 0
+            held.append(handle)
+        # The library counts all of it, the card what is there; the rest is swapped out.
+        assert box.swapped() > 10 * GIB
+        assert box.container.used() == box.on_card() + box.swapped()
+        assert program("alloc(8 * GIB)")[0] == OUT_OF_MEMORY  # the cap
+        for handle in held:
+            assert program(give.format(handle)) == 0
+        assert box.container.used() == box.on_card()
+        assert box.swapped() == 0
+
+
+def test_physical_memory_beyond_the_card_lies_on_the_host(emulated: Make) -> None:
+    box = emulated(100 * GIB, oversubscribe=True)
+    with box.container.start() as program:
+        program("context()")
+        assert program("alloc(75 * GIB)")[0] == 0
+        counted = box.on_card()
+        code, handle = program("create(8 * GIB)")
+        assert code == 0
+        program(f"at = reserve(8 * GIB); map_(at, 8 * GIB, {handle})")
+        assert box.on_card() == counted
+        assert box.container.used() == counted + 8 * GIB
+        assert program("unmap(at, 8 * GIB)") == 0
+        assert program(f"release({handle})") == 0
+        assert box.container.used() == box.on_card()
+
+
+def test_control_a_card_is_no_larger_without_oversubscription(emulated: Make) -> None:
+    box = emulated(100 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        assert program("alloc(75 * GIB)")[0] == 0
+        for take in ("alloc(8 * GIB)", "alloc_async(8 * GIB)", "create(8 * GIB)"):
+            assert program(take)[0] == OUT_OF_MEMORY
+        assert box.swapped() == 0
+
+
+# --- copies of planes and blocks ----------------------------------------------------------
+
+SHAPES = ("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy3D_v2")
+ROWS = 512  # 2 MiB
+
+
+@pytest.mark.parametrize("name", [*SHAPES, "cuMemcpy2DAsync_v2", "cuMemcpy3DAsync_v2"])
+def test_large_copies_of_any_shape_are_the_devices_work(emulated: Make, name: str) -> None:
+    box = emulated(GIB, cores=50)
+    with box.container.start() as program:
+        program("context()")
+        program("a, b = alloc(4 * MIB)[1], alloc(4 * MIB)[1]")
+        program("buffer = ctypes.create_string_buffer(4 * MIB); h = ctypes.addressof(buffer)")
+        for ends, rows, counted in (
+            ("(DEVICE, a), (DEVICE, b)", ROWS, 1),
+            ("(UNIFIED, a), (UNIFIED, b)", ROWS, 1),
+            ("(DEVICE, a), (UNIFIED, b)", ROWS, 1),
+            ("(DEVICE, a), (DEVICE, b)", 16, 0),  # small
+            ("(HOST, h), (DEVICE, b)", ROWS, 0),  # a copy engine's
+            ("(DEVICE, a), (HOST, h)", ROWS, 0),
+        ):
+            before = box.container.view().processes[0].compute[0].launches
+            assert program(f"copy_rows({name!r}, {ends}, {rows})") == 0
+            after = box.container.view().processes[0].compute[0].launches
+            assert after - before == counted, ends

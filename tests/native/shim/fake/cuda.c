@@ -107,7 +107,12 @@ EXPORT int cuInit(unsigned int flags) { (void)flags; ENTER; return 0; }
 EXPORT int cuDeviceGetCount(int *count) { *count = fake_count(); return 0; }
 EXPORT int cuDeviceGet(int *dev, int i) { *dev = i; return i < fake_count() ? 0 : 101; }
 EXPORT int cuDeviceGetUuid(unsigned char *uuid, int dev) { fake_uuid(card_of(dev), uuid); return 0; }
-EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int dev) { return cuDeviceGetUuid(uuid, dev); }
+/* FAKE_MIG: each card is one instance, whose uuid only the newer call tells */
+EXPORT int cuDeviceGetUuid_v2(unsigned char *uuid, int dev) {
+    int code = cuDeviceGetUuid(uuid, dev);
+    if (getenv("FAKE_MIG") != NULL) uuid[0] = FAKE_INSTANCE;
+    return code;
+}
 EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int dev) {
     ENTER;
     *bytes = fake_state()->cards[card_of(dev)].total;
@@ -220,7 +225,7 @@ static struct item {
     int card;
     struct context *ctx;
     struct pool *pool;
-    int freed;
+    int freed, managed;
 } items[MOST];
 static int item_count;
 static ptr_t next = 0x700000000000ull, next_v1 = 0x1000;
@@ -284,7 +289,15 @@ EXPORT int cuMemAllocManaged(ptr_t *out, size_t bytes, unsigned int flags) {
     (void)flags; ENTER;
     if (getenv("FAKE_SWAP") == NULL) return alloc(out, bytes, &next);
     *out = address(&next, bytes); /* its pages are on the host */
-    return keep(*out, 0, card_of(current->dev), current, NULL);
+    int code = keep(*out, 0, card_of(current->dev), current, NULL);
+    if (code == 0) item_of(*out)->managed = 1;
+    return code;
+}
+EXPORT int cuPointerGetAttribute(void *value, int attribute, ptr_t ptr) {
+    struct item *item = item_of(ptr);
+    if (item == NULL || (attribute != 2 && attribute != 8)) return 1;
+    *(unsigned int *)value = attribute == 2 ? 2 : (unsigned int)item->managed;
+    return 0;
 }
 static size_t pitch_of(size_t width) {
     size_t align = fake_number("FAKE_PITCH", 512);
@@ -451,8 +464,12 @@ EXPORT int cuMemAllocAsync(ptr_t *out, size_t bytes, struct stream *s) { ENTER; 
 EXPORT int cuMemAllocAsync_ptsz(ptr_t *out, size_t bytes, struct stream *s) { ENTER; return async(out, bytes, NULL, s); }
 EXPORT int cuMemAllocFromPoolAsync(ptr_t *out, size_t bytes, struct pool *p, struct stream *s) { ENTER; return async(out, bytes, p, s); }
 EXPORT int cuMemAllocFromPoolAsync_ptsz(ptr_t *out, size_t bytes, struct pool *p, struct stream *s) { ENTER; return async(out, bytes, p, s); }
-EXPORT int cuMemFreeAsync(ptr_t ptr, void *s) { (void)s; ENTER; return free_item(ptr); }
-EXPORT int cuMemFreeAsync_ptsz(ptr_t ptr, void *s) { (void)s; ENTER; return free_item(ptr); }
+static int free_async(ptr_t ptr) { /* of managed memory nothing is said: take it as wrong */
+    struct item *item = item_of(ptr);
+    return item != NULL && item->managed ? 1 : free_item(ptr);
+}
+EXPORT int cuMemFreeAsync(ptr_t ptr, void *s) { (void)s; ENTER; return free_async(ptr); }
+EXPORT int cuMemFreeAsync_ptsz(ptr_t ptr, void *s) { (void)s; ENTER; return free_async(ptr); }
 EXPORT int cuStreamSynchronize(void *s) { (void)s; ENTER; return synchronize(); }
 EXPORT int cuStreamSynchronize_ptsz(void *s) { (void)s; ENTER; return synchronize(); }
 EXPORT int cuCtxSynchronize(void) { ENTER; return synchronize(); }
@@ -731,4 +748,19 @@ int cuGetProcAddress_v2(const char *name, void **pfn, int version, uint64_t flag
 int cuGetProcAddress(const char *name, void **pfn, int version, uint64_t flags) {
     ENTER;
     return cuGetProcAddress_v2(name, pfn, version, flags, NULL);
+}
+
+/* --- copies between arrays: right only with the arguments that the test gives --------------- */
+
+EXPORT int cuMemcpyAtoA_v2(ptr_t to, size_t at, ptr_t from, size_t begin, size_t bytes) {
+    ENTER;
+    return to == 1 && at == 2 && from == 3 && begin == 4 && bytes == 4 * MIB ? 0 : 1;
+}
+EXPORT int cuMemcpyAtoD_v2(ptr_t to, ptr_t from, size_t begin, size_t bytes) {
+    ENTER;
+    return to == 1 && from == 3 && begin == 4 && bytes == 4 * MIB ? 0 : 1;
+}
+EXPORT int cuMemcpyDtoA_v2(ptr_t to, size_t at, ptr_t from, size_t bytes) {
+    ENTER;
+    return to == 1 && at == 2 && from == 3 && bytes == 4 * MIB ? 0 : 1;
 }

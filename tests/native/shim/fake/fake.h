@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define FAKE_CARDS 4
+#define FAKE_INSTANCE 0xf1 /* first byte of an instance's uuid */
 
 struct fake_card {
     uint64_t total;

@@ -13,8 +13,13 @@ static int mode(const char *wanted) {
     return strcmp(text == NULL ? "own" : text, wanted) == 0;
 }
 
-static int handles[FAKE_CARDS];
-static int card_of(const int *device) { return (int)(device - handles); }
+static int handles[FAKE_CARDS], instances[FAKE_CARDS];
+static int instance(const int *device) {
+    return device >= instances && device < instances + FAKE_CARDS;
+}
+static int card_of(const int *device) {
+    return (int)(instance(device) ? device - instances : device - handles);
+}
 
 struct memory {
     unsigned long long total, free, used;
@@ -35,9 +40,22 @@ int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetUUID(const int *device, char *text, unsigned int length) {
     unsigned char b[16];
     fake_uuid(card_of(device), b);
-    snprintf(text, length, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
-             b[14], b[15]);
+    if (instance(device)) b[0] = FAKE_INSTANCE;
+    snprintf(text, length, "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             instance(device) ? "MIG" : "GPU", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8],
+             b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    return 0;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(const int *device, unsigned int index, int **out) {
+    if (getenv("FAKE_MIG") == NULL || instance(device) || index != 0) return 6;
+    *out = &instances[card_of(device)];
+    return 0;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const int *device, int **out) {
+    if (!instance(device)) return 2;
+    *out = &handles[card_of(device)];
     return 0;
 }
 
@@ -48,11 +66,13 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, int **device) {
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, int **device) {
-    for (int i = 0; i < fake_count(); i++) {
+    for (int i = 0; i < 2 * fake_count(); i++) {
         char text[64];
-        nvmlDeviceGetUUID(&handles[i], text, sizeof text);
+        int *known = i % 2 == 0 ? &handles[i / 2] : &instances[i / 2];
+        if (known == &instances[i / 2] && getenv("FAKE_MIG") == NULL) continue;
+        nvmlDeviceGetUUID(known, text, sizeof text);
         if (strcmp(text, uuid) == 0) {
-            *device = &handles[i];
+            *device = known;
             return 0;
         }
     }
@@ -60,7 +80,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, int **device) {
 }
 
 int nvmlDeviceGetIndex(const int *device, unsigned int *index) {
-    *index = (unsigned int)card_of(device);
+    *index = instance(device) ? 0 : (unsigned int)card_of(device); /* among its card's */
     return 0;
 }
 
