@@ -217,6 +217,15 @@ def reservations(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, A
     return _extender(kube, namespace, "/debug/reservations")
 
 
+def waiting(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
+    """Return what the extender keeps of the pods that it refused and that still wait.
+
+    Raises:
+        DeployError: no extender runs, or it does not answer as agreed.
+    """
+    return _extender(kube, namespace, "/debug/waiting")
+
+
 def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
     pods = [
         pod["metadata"]["name"]

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from testbed import units
 from testbed.errors import InputError
 from testbed.lab.deploy.diagnosis import pod_line, pod_ready
-from testbed.lab.explain.model import Ask, Explanation, Facts, NodeRoom, Raw
+from testbed.lab.explain.lacks import (
+    away,
+    evicting,
+    hardest,
+    in_short,
+    larger_than_any,
+    quota_short,
+)
+from testbed.lab.explain.model import Ask, Explanation, Facts, Raw, Refused
 from testbed.lab.explain.offered import excluded
 from testbed.lab.explain.remedies import remedies
-from testbed.lab.explain.room import ledger_of, need_mib, rooms
+from testbed.lab.explain.room import ledger_of, rooms
 from testbed.stack import names
-from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import resource_names
-from testbed.stack.model import Request
 from testbed.stack.placement.decide import Offer, decide
+from testbed.stack.placement.quota import Amount
 from testbed.stack.placement.reasons import explain as reasons_of
 from testbed.stack.placement.request import PodRequest, containers, pod_request
 
@@ -70,12 +76,15 @@ def _waiting(facts: Facts, request: PodRequest, asked: tuple[Ask, ...]) -> Expla
         return _answer(
             facts, state="waiting", says=f"waits for its scheduling gates: {held}", asked=asked
         )
+    memory = _memory(facts)
     if facts.books is None:
         return _answer(
             facts,
             state="waiting",
             says="waits, and the extender does not say why",
             asked=asked,
+            counts=dict(memory.get("reasons") or {}),
+            refused=_refused(memory),
         )
     if not facts.books.get("synced", True):
         return _answer(
@@ -84,25 +93,45 @@ def _waiting(facts: Facts, request: PodRequest, asked: tuple[Ask, ...]) -> Expla
             says="waits: the extender has not read all nodes and pods yet",
             asked=asked,
         )
-    return _no_room(facts, facts.books, request, asked)
+    return _no_room(facts, facts.books, request, asked, memory)
 
 
-def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ...]) -> Explanation:
+def _memory(facts: Facts) -> Raw:
+    """Return what the extender keeps of the pod's refusals; nothing where it has none."""
+    uid = facts.pod["metadata"]["uid"]
+    kept = (facts.waiting or {}).get("pods", ())
+    return next((each for each in kept if each["uid"] == uid), {})
+
+
+def _refused(memory: Raw) -> Refused | None:
+    if not memory:
+        return None
+    return Refused(
+        attempts=memory["attempts"],
+        waits_s=memory["waits_seconds"],
+        last_s=memory["refused_seconds_ago"],
+    )
+
+
+def _no_room(
+    facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ...], memory: Raw
+) -> Explanation:
+    left = Amount(**(memory.get("quota_left") or {}))
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     ours = resource_names(facts.config)
     closed = {n: why for n, node in by_name.items() if (why := excluded(facts.pod, node, ours))}
     offered = [name for name in by_name if name not in closed]
     ledger = ledger_of(books)
-    failed = reasons_of(ledger, request, offered).failed
-    choice = decide(ledger, request, Offer.of(offered))
-    hardest = _hardest(request, books)
+    failed = reasons_of(ledger, request, offered, left).failed
+    choice = decide(ledger, request, Offer.of(offered), left)
+    one = hardest(request, books)
     found = rooms(
         books,
-        hardest,
+        one,
         request.constraint,
         reasons={} if choice is not None else failed,
         excluded=closed,
-        away=_away(facts.config, by_name),
+        away=away(facts.config, by_name),
     )
     if choice is not None:
         return _answer(
@@ -111,6 +140,7 @@ def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ..
             says=f"fits on {choice.node} now; the scheduler has not tried again yet",
             asked=asked,
             nodes=found,
+            refused=_refused(memory),
         )
     reasons = [closed.get(name) or failed.get(name, "") for name in by_name]
     counts = dict(Counter(filter(None, reasons)).most_common())
@@ -120,8 +150,10 @@ def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ..
         says = f"waits: none of {len(by_name)} nodes is open to it"
         if len(whys := set(closed.values())) == 1:
             says += f": {whys.pop()}"
+    elif decide(ledger, request, Offer.of(offered)) is not None:
+        says = f"waits: {quota_short(left, request, facts.pod)}"
     else:
-        says = f"waits: {_in_short(found, hardest, asked)}"
+        says = f"waits: {in_short(found, one, asked)}"
     return _answer(
         facts,
         state="waiting",
@@ -129,76 +161,10 @@ def _no_room(facts: Facts, books: Raw, request: PodRequest, asked: tuple[Ask, ..
         asked=asked,
         nodes=found,
         counts=counts,
-        remedies=remedies(books, request, found, facts.pods, offered),
-        notes=_larger_than_any(books, hardest),
+        refused=_refused(memory),
+        remedies=remedies(books, request, found, facts.pods, offered, left),
+        notes=(*larger_than_any(books, one), *evicting(memory, facts.pods)),
     )
-
-
-def _in_short(found: Sequence[NodeRoom], one: Request, asked: tuple[Ask, ...]) -> str:
-    """Return in one clause what the nearest open node lacks."""
-    open_ = [node for node in found if not node.excluded]
-    if not open_:
-        return "no node with cards is open to it"
-    near = open_[0]
-    if len(near.cards) < one.count:
-        have = f"{len(near.cards)} card{'s' if len(near.cards) != 1 else ''}"
-        return (
-            f"it asks for {one.count} cards at once, and the nearest node, {near.node}, has {have}"
-        )
-    taking = [room for room in near.cards if room.lack.nothing]
-    if len(taking) >= one.count:
-        containers = sum(1 for ask in asked if ask.cards)
-        return f"its {containers} containers do not fit together on {near.node}"
-    room = near.cards[len(taking)]  # the nearest of those that lack something
-    parts = list(room.lack.blocked)
-    if room.lack.mem_mib:
-        need = need_mib(one, room.mem_mib)
-        parts.append(f"{max(0, room.mem_free_mib):,} MiB free of the {need:,} MiB asked")
-    if room.lack.whole:
-        parts.append("shared, and it asks for a card alone")
-    elif room.lack.core_pct:
-        parts.append(f"{max(0, room.core_free_pct)} % of compute free of {one.core_pct} % asked")
-    if room.lack.slots:
-        parts.append(f"all its {room.slots} slots taken")
-    several = f"{len(taking)} of {one.count} cards found; " if one.count > 1 else ""
-    return (
-        f"{several}the nearest card, {room.index} of {near.node}, is {' and '.join(parts)}"
-        if (room.lack.blocked or room.lack.whole)
-        else f"{several}the nearest card, {room.index} of {near.node}, has {' and '.join(parts)}"
-    )
-
-
-def _larger_than_any(books: Raw, one: Request) -> tuple[str, ...]:
-    sizes = [card["mem_mib"]["total"] for node in books["nodes"].values() for card in node["cards"]]
-    if one.mem_mib is not None and sizes and one.mem_mib > max(sizes):
-        return (f"no card here is that large: programs can have {max(sizes):,} MiB of the largest",)
-    return ()
-
-
-def _hardest(request: PodRequest, books: Raw) -> Request:
-    """Return the request that is the hardest to place: most cards, memory, cores."""
-    largest = max(
-        (card["mem_mib"]["total"] for node in books["nodes"].values() for card in node["cards"]),
-        default=0,
-    )
-    return max(
-        (r for r in request.containers if r.count),
-        key=lambda r: (r.count, need_mib(r, largest), r.core_pct),
-    )
-
-
-def _away(config: DeviceConfig, nodes: dict[str, Raw]) -> list[str]:
-    """Return the nodes whose kubelet offers no card: their plugin does not run."""
-    found = []
-    for name, node in nodes.items():
-        allocatable = (node.get("status") or {}).get("allocatable") or {}
-        try:
-            offers = units.quantity(allocatable.get(config.resourceCountName, 0)) > 0
-        except InputError:
-            offers = False
-        if not offers:
-            found.append(name)
-    return found
 
 
 def _reserved(facts: Facts, asked: tuple[Ask, ...], promise: Raw) -> Explanation:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from testbed.errors import ClusterError, InputError, TestbedError, known_hint
 from testbed.lab.deploy import reservations
 from testbed.lab.deploy.common import MONITOR, NAME
-from testbed.lab.deploy.samples import ledger_document
+from testbed.lab.deploy.samples import ledger_document, waiting
 from testbed.lab.deploy.switch import read_config
 from testbed.lab.explain.model import Facts
 from testbed.lab.kube import Kube, Object
@@ -53,6 +53,7 @@ def gather(kube: Kube, word: str, namespace: str = "") -> Facts:
         config=config,
         books=best("the extender's ledger", lambda: ledger_document(kube), None),
         reservations=best("its reservations", lambda: reservations(kube), None),
+        waiting=best("its waiting pods", lambda: waiting(kube), None),
         nodes=best("nodes", lambda: kube.list("v1", "Node"), []),
         pods=pods,
         events=best(

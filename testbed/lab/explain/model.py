@@ -22,6 +22,7 @@ class Facts:
         config: The stack's configuration.
         books: The extender's ``/debug/ledger``; None where it does not answer.
         reservations: Its ``/debug/reservations``, likewise.
+        waiting: Its ``/debug/waiting``, likewise.
         nodes: All nodes, raw.
         pods: All pods, raw: whose shares lie on the cards.
         events: Of the pod, raw.
@@ -34,6 +35,7 @@ class Facts:
     config: DeviceConfig
     books: Raw | None = None
     reservations: Raw | None = None
+    waiting: Raw | None = None
     nodes: Sequence[Raw] = ()
     pods: Sequence[Raw] = ()
     events: Sequence[Raw] = ()
@@ -122,6 +124,21 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """What the extender remembers of a pod that waits; it outlasts the pod's events.
+
+    Attributes:
+        attempts: How often it was refused.
+        waits_s: Seconds since the first time.
+        last_s: Seconds since the last time.
+    """
+
+    attempts: int
+    waits_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """The answer.
 
@@ -131,6 +148,7 @@ class Explanation:
         node: Where it is, or has a reservation.
         nodes: Every node, nearest first; for a waiting pod.
         counts: Reason -> how many nodes, the most frequent first.
+        refused: How often and since when the extender refused a waiting pod.
         remedies: What would make it fit.
         containers: What the monitor tells of a running pod's containers.
         scheduler: The scheduler's own last words.
@@ -146,6 +164,7 @@ class Explanation:
     node: str = ""
     nodes: tuple[NodeRoom, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    refused: Refused | None = None
     remedies: tuple[Remedy, ...] = ()
     containers: tuple[Raw, ...] = ()
     scheduler: str = ""

@@ -19,6 +19,7 @@ from testbed.stack.placement.decide import Offer, decide
 from testbed.stack.placement.effective import Charge, fold
 from testbed.stack.placement.fit import EXCLUSIVE_PCT
 from testbed.stack.placement.ledger import Ledger
+from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 
 #: Pods whose end is tried, and how many of those that help are named.
@@ -31,6 +32,7 @@ def remedies(
     rooms: Sequence[NodeRoom],
     pods: Sequence[Raw],
     offered: Sequence[str],
+    left: Amount = UNBOUNDED,
 ) -> tuple[Remedy, ...]:
     """Return changes after which the pod would fit, those in the pod's own hands first.
 
@@ -40,21 +42,65 @@ def remedies(
         rooms: Every node, nearest first.
         pods: All pods, for who holds what.
         offered: The nodes that the scheduler offers.
+        left: What the namespace's quota leaves.
     """
     ledger, offer = ledger_of(books), Offer.of(list(offered))
 
     def where(changed: PodRequest) -> str:
-        choice = decide(ledger, changed, offer)
+        choice = decide(ledger, changed, offer, left)
         return choice.node if choice else ""
 
+    if decide(ledger, request, offer) is not None:  # the quota alone keeps it away
+        return (*_within(request, left, where), *_more_quota(request, ledger, offer))
     found = [
         *_smaller(request, rooms, where),
         *_other_cards(request, where),
-        *_uncordoned(books, request, offer),
-        *_ended(books, ledger, request, offer, pods),
-        *_unoffered(ledger, request, rooms, offered),
+        *_uncordoned(books, request, offer, left),
+        *_ended(books, ledger, request, offer, pods, left),
+        *_unoffered(ledger, request, rooms, offered, left),
     ]
     return tuple(found)
+
+
+# --- the namespace has a quota --------------------------------------------------
+
+
+def _within(
+    request: PodRequest, left: Amount, where: Callable[[PodRequest], str]
+) -> Iterator[Remedy]:
+    """What the pod could ask for within what is left, where one container alone asks."""
+    asking = [r for r in request.containers if r.count]
+    if len(asking) != 1:
+        return
+    (one,) = asking
+    mem = None if left.mem_mib is None else left.mem_mib // one.count
+    cores = None if left.core_pct is None else left.core_pct // one.count
+    less_mem = mem is not None and mem > 0 and (one.mem_mib is None or mem < one.mem_mib)
+    less_cores = cores is not None and 0 < cores < one.core_pct
+    for by_mem, by_cores in ((less_mem, False), (False, less_cores), (less_mem, less_cores)):
+        if not (by_mem or by_cores):
+            continue
+        fields = {
+            **({"mem_mib": mem, "mem_pct": None} if by_mem else {}),
+            **({"core_pct": cores} if by_cores else {}),
+        }
+
+        def change(each: Request, fields: dict[str, int | None] = fields) -> Request:
+            return dataclasses.replace(each, **fields)  # type: ignore[arg-type]
+
+        if node := where(_each(request, change)):
+            parts = ([f"{mem:,} MiB"] if by_mem else []) + (
+                [f"{cores} % of compute"] if by_cores else []
+            )
+            yield Remedy(what=f"it asked for at most {' and '.join(parts)}", node=node)
+            return
+
+
+def _more_quota(request: PodRequest, ledger: Ledger, offer: Offer) -> Iterator[Remedy]:
+    choice = decide(ledger, request, offer)
+    if choice is not None:
+        what = "its namespace had a larger quota, or less of it in use"
+        yield Remedy(what=what, node=choice.node)
 
 
 # --- the pod asks for less ------------------------------------------------------
@@ -162,10 +208,14 @@ def _other_cards(request: PodRequest, where: Callable[[PodRequest], str]) -> Ite
 
 
 def _unoffered(
-    ledger: Ledger, request: PodRequest, rooms: Sequence[NodeRoom], offered: Sequence[str]
+    ledger: Ledger,
+    request: PodRequest,
+    rooms: Sequence[NodeRoom],
+    offered: Sequence[str],
+    left: Amount,
 ) -> Iterator[Remedy]:
     closed = {room.node: room.excluded for room in rooms if room.excluded}
-    choice = decide(ledger, request, Offer.of([*offered, *closed]))
+    choice = decide(ledger, request, Offer.of([*offered, *closed]), left)
     if choice is not None and choice.node in closed:
         yield Remedy(
             what=f"node {choice.node} were open to it ({closed[choice.node]})", node=choice.node
@@ -175,20 +225,26 @@ def _unoffered(
 # --- the cards change ------------------------------------------------------------
 
 
-def _uncordoned(books: Raw, request: PodRequest, offer: Offer) -> Iterator[Remedy]:
+def _uncordoned(books: Raw, request: PodRequest, offer: Offer, left: Amount) -> Iterator[Remedy]:
     for name, node in books["nodes"].items():
         marked = [card for card in node["cards"] if card["cordoned"]]
         if not marked:
             continue
         opened = {"cards": [{**card, "cordoned": False} for card in node["cards"]]}
-        choice = decide(ledger_of({"nodes": {**books["nodes"], name: opened}}), request, offer)
+        opened_books = ledger_of({"nodes": {**books["nodes"], name: opened}})
+        choice = decide(opened_books, request, offer, left)
         if choice is not None and choice.node == name:
             cards = ", ".join(str(card["index"]) for card in marked)
             yield Remedy(what=f"card {cards} of {name} were not cordoned", node=name)
 
 
 def _ended(
-    books: Raw, ledger: Ledger, request: PodRequest, offer: Offer, pods: Sequence[Raw]
+    books: Raw,
+    ledger: Ledger,
+    request: PodRequest,
+    offer: Offer,
+    pods: Sequence[Raw],
+    left: Amount,
 ) -> Iterator[Remedy]:
     """Pods of which the end of one alone would do, the smallest first."""
     held = {entry["uid"]: entry for entry in books["pods"]}
@@ -209,7 +265,7 @@ def _ended(
             for card, charge in before.items()
         }
         ledger.promise(promise_of(entry["node"]), entry["node"], after)
-        choice = decide(ledger, request, offer)
+        choice = decide(ledger, request, offer, left)
         ledger.promise(promise_of(entry["node"]), entry["node"], before)
         if choice is not None:
             mem = sum(charge.mem_mib for charge in charges.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed.lab.explain.model import Ask, Explanation, Lack, NodeRoom, Raw
+from testbed.lab.report.facts import duration
 from testbed.lab.report.table import columns
 from testbed.units import MIB
 
@@ -19,7 +20,7 @@ def text(found: Explanation) -> str:
         [f"asks for   {_ask(ask)}" for ask in found.asked],
         _cards(found),
         _containers(found),
-        [f"{count} x {reason}" for reason, count in found.counts.items()],
+        [f"{count} x {reason}" for reason, count in found.counts.items()] + _refused(found),
         [f"would fit if {each.what}: on {each.node}" for each in found.remedies],
         [f"scheduler: {found.scheduler}"] if found.scheduler else [],
         [f"event: {event}" for event in found.events],
@@ -30,6 +31,15 @@ def text(found: Explanation) -> str:
     for block in filter(None, blocks):
         lines += ["", *block]
     return "\n".join(lines)
+
+
+def _refused(found: Explanation) -> list[str]:
+    """Return the extender's memory, which outlasts the pod's events."""
+    if found.refused is None:
+        return []
+    one = found.refused
+    often = "once" if one.attempts == 1 else f"{one.attempts:,} times in {duration(one.waits_s)}"
+    return [f"refused {often}, the last {duration(one.last_s)} ago"]
 
 
 def _ask(ask: Ask) -> str:

@@ -221,6 +221,77 @@ def test_an_extender_that_is_silent_is_said_so(world):
     assert found.notes == ("the extender's ledger: gone",)
 
 
+def kept(*, reasons=None, quota=None, evicts=None):
+    """What the extender remembers of the pod p."""
+    return {
+        "pods": [
+            {
+                "namespace": "default", "name": "p", "uid": "uid-p", "attempts": 41,
+                "waits_seconds": 3800.0, "refused_seconds_ago": 12.0, "reasons": reasons or {},
+                "quota_left": quota, "evicts": evicts,
+            }
+        ]
+    }  # fmt: skip
+
+
+def test_what_the_extender_remembers_outlasts_the_events(world):
+    facts = world(n1=[{}])
+    facts.hold("a", "n1", (0, 60_000, 50))
+    subject = pod("p", limits=limits(mem=40_000))
+    found = explain(facts.facts(subject, waiting=kept(), events=[]))
+    assert found.refused is not None and found.refused.attempts == 41
+    assert "refused 41 times in 63 min 20 s, the last 12 s ago" in text(found).splitlines()
+    # Another pod's memory is not this one's.
+    subject["metadata"]["uid"] = "other"
+    assert explain(facts.facts(subject, waiting=kept())).refused is None
+
+
+def test_a_ledger_that_is_silent_leaves_the_reasons_of_the_last_attempt(world):
+    waiting = kept(reasons={"1/1 CardInsufficientMemory": 7})
+    found = explain(world(n1=[{}]).facts(pod("p"), books=None, waiting=waiting))
+    assert found.counts == {"1/1 CardInsufficientMemory": 7} and found.refused is not None
+
+
+def test_a_quota_is_told_from_full_cards(world):
+    facts = world(n1=[{}, {}])
+    subject = pod("p", limits=limits(mem=40_000, cores=50))
+    left = {"mem_mib": 30_000, "core_pct": None}
+    found = explain(facts.facts(subject, waiting=kept(quota=left)))
+    assert found.says == (
+        "waits: cards are free for it, and the quota of namespace default has 30,000 MiB left"
+    )
+    assert found.counts == {"2/2 ResourceQuotaNotFit": 1}
+    assert advice(found) == [
+        "it asked for at most 30,000 MiB",
+        "its namespace had a larger quota, or less of it in use",
+    ]
+    # Without the quota the same pod fits.
+    assert explain(facts.facts(subject, waiting=kept())).says.startswith("fits on n1")
+
+
+def test_what_is_advised_beside_a_quota_is_within_it(world):
+    facts = world(n1=[{}, {}])
+    facts.hold("a", "n1", (0, 60_000, 50), (1, 60_000, 50))
+    left = {"mem_mib": 15_000, "core_pct": 30}
+    subject = pod("p", limits=limits(mem=40_000, cores=60))
+    found = explain(facts.facts(subject, waiting=kept(quota=left)))
+    assert "nearest card" in found.says
+    assert not any("20,000 MiB" in what for what in advice(found))
+    assert not any("ended" in what for what in advice(found))
+    subject = pod("p", limits=limits(2, mem=15_000, cores=30))
+    found = explain(facts.facts(subject, waiting=kept(quota=left)))
+    assert found.says.endswith("has 15,000 MiB and 30 % of compute left, and it counts 2 cards")
+    assert advice(found)[0] == "it asked for at most 7,500 MiB and 15 % of compute"
+
+
+def test_whose_end_is_on_its_way_is_said(world):
+    facts = world(n1=[{}])
+    facts.hold("a", "n1", (0, 60_000, 50))
+    evicts = {"node": "n1", "victims": ["uid-a"]}
+    found = explain(facts.facts(pod("p", limits=limits(mem=40_000)), waiting=kept(evicts=evicts)))
+    assert found.notes == ("room is made for it on n1: default/a, of a lower priority",)
+
+
 def test_gates(world):
     found = explain(world(n1=[{}]).facts(pod("p", spec={"schedulingGates": [{"name": "g"}]})))
     assert found.says == "waits for its scheduling gates: g"
