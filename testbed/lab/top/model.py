@@ -40,6 +40,7 @@ class Got(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     processes: int
     share_pct: float | None
+    swapped_bytes: int | None = None
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +130,8 @@ class ContainerRow:
 
     Attributes:
         card: The card's index on its node.
+        bytes: What it holds there, as the card counts.
+        swapped_bytes: What it holds outside (memory scaling), None where nobody knows.
         asked_pct: Share of the card, 0 for no limit.
         share_pct: What it got over the last seconds.
         waited: Launches held back at a time, 1 is one thread that does nothing else.
@@ -150,6 +153,7 @@ class ContainerRow:
     policy: str = ""
     priority: int | None = None
     flags: tuple[str, ...] = ()
+    swapped_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +332,7 @@ def _containers(answer: NodeAnswer | None, cards: Sequence[CardRow]) -> list[Con
                     uuid=device.uuid,
                     asked_bytes=held.bytes,
                     bytes=device.got.bytes,
+                    swapped_bytes=device.got.swapped_bytes,
                     asked_pct=held.core_pct if 0 < held.core_pct < 100 else 0,
                     share_pct=device.got.share_pct,
                     waited=device.waited,

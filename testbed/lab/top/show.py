@@ -176,7 +176,7 @@ def _container(row: ContainerRow) -> tuple[str, ...]:
         row.pod,
         row.container,
         f"{row.node}/{row.card if row.card >= 0 else '?'}",
-        _of(row.bytes, row.asked_bytes),
+        _memory(row),
         _compute(row),
         _waits(row),
         ", ".join(row.flags) or "-",
@@ -205,6 +205,11 @@ def _several(rows: Iterable[ContainerRow]) -> set[tuple[str, str]]:
     seen = {(row.namespace, row.pod, row.container) for row in rows}
     pods = Counter((namespace, pod) for namespace, pod, _ in seen)
     return {pod for pod, count in pods.items() if count > 1}
+
+
+def _memory(row: ContainerRow) -> str:
+    outside = f", {_gib(row.swapped_bytes)} swapped" if row.swapped_bytes else ""
+    return _of(row.bytes, row.asked_bytes) + outside
 
 
 def _compute(row: ContainerRow) -> str:

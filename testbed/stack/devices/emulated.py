@@ -6,7 +6,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -30,12 +30,14 @@ class CardBook:
         budget_hits: How often the host's memory budget refused something.
         busy_ns: Device time of each process since it began on the card, ns, by pid in
             this process' namespace.
+        swapped_bytes: Managed memory of each process that lies outside the card, likewise.
     """
 
     clock: Clock
     lapped: int
     budget_hits: int
     busy_ns: Mapping[int, int]
+    swapped_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 def card_book(root: DriverRoot, uuid: str) -> CardBook | None:
@@ -51,15 +53,18 @@ def card_book(root: DriverRoot, uuid: str) -> CardBook | None:
     state = card.read(folder / "state")
     owners = _owners(folder / "cuda.lock", (slot.index for slot in state.slots))
     busy: dict[int, int] = {}
+    swapped: dict[int, int] = {}
     for slot in state.slots:
         pid = owners.get(slot.index)
         if pid:
             busy[pid] = busy.get(pid, 0) + slot.busy_ns
+            swapped[pid] = swapped.get(pid, 0) + slot.swapped_bytes
     return CardBook(
         clock=_CLOCKS[state.description.clock_mode != 0],
         lapped=state.lapped,
         budget_hits=state.budget_hits,
         busy_ns=busy,
+        swapped_bytes=swapped,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.native.region import StateFlag
@@ -13,6 +13,7 @@ from testbed.stack.monitor.mirror import ContainerId
 from testbed.stack.monitor.pods import MonitoredPod
 from testbed.stack.monitor.samples import Tick
 from testbed.stack.monitor.shares import share_pct
+from testbed.stack.monitor.swapped import swapped_bytes
 from testbed.units import MIB
 
 DEGRADED, PAUSED, DENIED = "degraded", "paused", "denied"
@@ -28,6 +29,7 @@ class Watched:
         counters: The library's counters, where the container has a region.
         rates: Of (container, device number) over the span.
         unenforced: Why nothing holds a container's limits.
+        counted: What the library counts, of (container, device number) with scaled memory.
     """
 
     pods: Sequence[MonitoredPod]
@@ -35,6 +37,7 @@ class Watched:
     counters: Mapping[ContainerId, Counters]
     rates: Mapping[tuple[ContainerId, int], Rates]
     unenforced: Mapping[ContainerId, str]
+    counted: Mapping[tuple[ContainerId, int], int] = field(default_factory=dict)
 
 
 def document(node: str, now: float, span_s: float, seen: Watched) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def _device(
         "limit": _limit(counters, number),
         "got": {
             "bytes": sum(sample.bytes for sample in last),
+            "swapped_bytes": swapped_bytes(seen.ticks, who, uuid, seen.counted.get((who, number))),
             "processes": len(last),
             "share_pct": None if share is None else round(share, 2),
         },

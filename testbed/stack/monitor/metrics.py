@@ -18,6 +18,7 @@ from testbed.stack.monitor.pods import MonitoredPod
 from testbed.stack.monitor.regions import ContainerRegion, RegionProblem
 from testbed.stack.monitor.samples import Sample, Tick
 from testbed.stack.monitor.shares import share_pct
+from testbed.stack.monitor.swapped import swapped_bytes
 
 ZONE = "vGPU"
 _CARD = ("zone", "node", "device_index", "device_uuid", "device_type")
@@ -40,6 +41,7 @@ class Observed:
         counters: Likewise, of those whose region validates.
         ticks: The samples of the last seconds.
         alive: Pids of the last tick that were still there after the regions were read.
+        counted: What the library counts, of (container, device number) with scaled memory.
     """
 
     node: str
@@ -52,6 +54,7 @@ class Observed:
     counters: Mapping[ContainerId, Counters] = field(default_factory=dict)
     ticks: Sequence[Tick] = ()
     alive: frozenset[int] = frozenset()
+    counted: Mapping[tuple[ContainerId, int], int] = field(default_factory=dict)
 
     @property
     def last(self) -> tuple[Sample, ...]:
@@ -157,10 +160,18 @@ def _memory(seen: Observed) -> Iterable[Metric]:
     module = _gauge("hami_vgpu_memory_module_bytes", "Of it, modules", _CONTAINER)
     buffer = _gauge("hami_vgpu_memory_buffer_bytes", "Of it, allocations", _CONTAINER)
     card = _gauge("hami_container_device_memory_bytes", "Memory that the card counts", _CONTAINER)
+    outside = _gauge(
+        "vgpu_container_swapped_bytes",
+        "Memory that the container holds outside the card, where that is known",
+        _CONTAINER,
+    )
     for pod, who, index, uuid, labels in _devices(seen):
         if who[1] in pod.started:
             held = [s.bytes for s in _samples(seen, who, uuid)]
             card.add_metric(labels, float(sum(held)))
+            swapped = swapped_bytes(seen.ticks, who, uuid, seen.counted.get((who, index)))
+            if swapped is not None:
+                outside.add_metric(labels, float(swapped))
         region = seen.regions.get(who)
         if not isinstance(region, ContainerRegion) or index >= len(region.devices):
             continue
@@ -170,7 +181,7 @@ def _memory(seen: Observed) -> Iterable[Metric]:
         context.add_metric(labels, float(device.context_bytes))
         module.add_metric(labels, float(device.module_bytes))
         buffer.add_metric(labels, float(device.buffer_bytes))
-    return used, limit, context, module, buffer, card
+    return used, limit, context, module, buffer, card, outside
 
 
 def _compute(seen: Observed) -> Iterable[Metric]:

@@ -21,6 +21,7 @@ class Sample:
     Attributes:
         utilization_pct: By NVML's newest sample, None where there is none.
         busy_ns: Device time since the process began on an emulated card.
+        swapped_bytes: What it holds outside an emulated card (managed memory).
     """
 
     uuid: str
@@ -30,6 +31,7 @@ class Sample:
     bytes: int
     utilization_pct: int | None = None
     busy_ns: int | None = None
+    swapped_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ def samples_of(
                     # NVML names the busy alone: who is not in its sample was idle.
                     utilization_pct=window.sm_pct.get(process.pid, 0) if window else None,
                     busy_ns=book.busy_ns.get(process.pid) if book else None,
+                    swapped_bytes=book.swapped_bytes.get(process.pid) if book else None,
                 )
             )
         if not reading.processes:
@@ -172,6 +175,7 @@ def answer(
                     "bytes": sample.bytes,
                     "utilization_pct": sample.utilization_pct,
                     "busy_ns": sample.busy_ns,
+                    "swapped_bytes": sample.swapped_bytes,
                 }
             )
     cards = [

@@ -30,6 +30,7 @@ from testbed.stack.monitor.pods import PodIndex
 from testbed.stack.monitor.processes import Processes, alive
 from testbed.stack.monitor.regions import regions_of
 from testbed.stack.monitor.samples import Ring, Tick, answer, samples_of
+from testbed.stack.monitor.swapped import SwapBook
 from testbed.stack.monitor.utilization import FRESH_NS, Sampler, Window
 from testbed.stack.monitor.whose import UNKNOWN, Owner
 
@@ -75,6 +76,7 @@ class Monitor:
         self._samplers = {device.uuid: Sampler() for device in self._devices}
         self._owners: dict[int, tuple[int, Owner]] = {}
         self._feed = Feed(options.hook_path)
+        self._swaps = SwapBook()
         self._counters = CounterBook(keep_s=LONGEST_SPAN_S + 2 * REGIONS_S)
         self._errors: dict[str, str] = {}
         self._complaint = ""
@@ -173,7 +175,10 @@ class Monitor:
             (pod.key.uid, container) for pod in self._pods.alive() for container in pod.promised
         ]
         now_ns = time.monotonic_ns()
-        self._counters.add(now_ns, self._feed.look(containers))
+        found = self._feed.look(containers)
+        self._counters.add(now_ns, found)
+        scaled = [who for who, counters in found.items() if counters.constant.oversubscribe]
+        self._swaps.look(regions_of(self._options.hook_path, scaled))
         self._feed.mirror(now_ns)
 
     def _owners_of(self, pids: Iterable[int]) -> dict[int, Owner]:
@@ -245,6 +250,7 @@ class Monitor:
             unenforced={
                 (pod.key.uid, container): reason for pod, container, reason in unenforced(seen)
             },
+            counted=seen.counted,
         )
         return json_reply(document(self._options.node, now, span_s, watched))
 
@@ -271,6 +277,12 @@ class Monitor:
             ticks=ticks,
             # After the regions: who is there still was there when they were read.
             alive=frozenset(s.pid for s in last if s.pid and alive(s.pid)),
+            counted={
+                (who, number): count
+                for who, found in counters.items()
+                for number in range(len(found.constant.devices))
+                if (count := self._swaps.counted(who, number)) is not None
+            },
         )
 
     def _healthz(self, _query: Query) -> Reply:

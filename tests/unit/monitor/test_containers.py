@@ -77,7 +77,7 @@ def test_asked_got_and_waited() -> None:
         "number": 0,
         "asked": {"bytes": 1024 * MIB, "core_pct": 30},
         "limit": {"bytes": 1024 * MIB, "core_pct": 30},
-        "got": {"bytes": 77, "processes": 1, "share_pct": 30.0},
+        "got": {"bytes": 77, "swapped_bytes": None, "processes": 1, "share_pct": 30.0},
         "waited": 0.7,
         "waited_for": {"budget": 0.5, "queue": 0.2, "priority": 0},
         "launches_per_s": 200,
@@ -96,6 +96,11 @@ def test_without_a_region_nothing_is_made_up() -> None:
     for key in ("limit", "waited", "launches_per_s", "launches", "denied"):
         assert device[key] is None
     assert device["got"]["bytes"] == 77, "what the card counts is known all the same"
+
+
+def test_memory_outside_the_card() -> None:
+    (device,) = container(counted={(WHO, 0): 100})["devices"]
+    assert device["got"]["swapped_bytes"] == 100 - 77
 
 
 def test_flags() -> None:

@@ -126,6 +126,12 @@ def test_names_and_labels_are_hamis() -> None:
         assert shown[name] == [(CONTAINER, value)], name
 
 
+def test_memory_outside_the_card_is_shown_where_it_is_known() -> None:
+    assert values(SEEN, "vgpu_container_swapped_bytes") == []
+    counted = replace(SEEN, counted={(("u", "x"), 0): 100})
+    assert series(counted)["vgpu_container_swapped_bytes"] == [(CONTAINER, 10)]
+
+
 CONTAINER = {
     "zone": "vGPU",
     "namespace": "ns",

@@ -50,13 +50,15 @@ def test_use_of_the_card_by_both_books() -> None:
         for uuid in ("GPU-a", "GPU-b")
     ]
     window = Window(stamp_ns=1, interval_ns=1, sm_pct={7: 40}, card_pct=40)
-    book = CardBook(clock="slices", lapped=0, budget_hits=0, busy_ns={7: 5000})
+    book = CardBook(
+        clock="slices", lapped=0, budget_hits=0, busy_ns={7: 5000}, swapped_bytes={7: 9}
+    )
     found = samples_of(readings, {}, windows={"GPU-a": window}, books={"GPU-a": book})
-    assert [(s.uuid, s.pid, s.utilization_pct, s.busy_ns) for s in found] == [
-        ("GPU-a", 7, 40, 5000),
-        ("GPU-a", 8, 0, None),
-        ("GPU-b", 7, None, None),
-        ("GPU-b", 8, None, None),
+    assert [(s.uuid, s.pid, s.utilization_pct, s.busy_ns, s.swapped_bytes) for s in found] == [
+        ("GPU-a", 7, 40, 5000, 9),
+        ("GPU-a", 8, 0, None, None),
+        ("GPU-b", 7, None, None, None),
+        ("GPU-b", 8, None, None, None),
     ]
 
 
@@ -138,6 +140,7 @@ def test_answer_is_the_contract() -> None:
                 "bytes": 4711,
                 "utilization_pct": None,
                 "busy_ns": None,
+                "swapped_bytes": None,
             }
         ],
     }

@@ -202,6 +202,14 @@ def test_plain_text_is_kubectls_kind_of_table() -> None:
     assert "no container uses a card" in text(look(told()))
 
 
+def test_memory_outside_the_card_is_told_beside_it() -> None:
+    entry = container("p")
+    entry["devices"][0]["got"]["swapped_bytes"] = 4 * GIB
+    assert "12 of 30 GiB, 4 GiB swapped" in text(look(told(containers=[entry])))
+    entry["devices"][0]["got"]["swapped_bytes"] = 0
+    assert "swapped" not in text(look(told(containers=[entry])))
+
+
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_a_terminal_of_any_width_is_not_overrun(width: int) -> None:
     shown = look(told(containers=[container("p"), container("q" * 60)]), problems=("x: y",))
