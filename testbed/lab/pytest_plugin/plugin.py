@@ -1,0 +1,221 @@
+"""The pytest plugin: a test submits pods to a testbed and measures what they get.
+
+Fixtures ``testbed``, ``cluster``, ``cards`` and ``submit``, options ``--testbed-…``, the
+marker ``testbed`` (docs/pytest.md). pytest loads this module in every session of an
+environment that has the package, so nothing is imported here but pytest until a fixture
+is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from testbed.lab.pytest_plugin import settings as _settings
+
+if TYPE_CHECKING:
+    from testbed.lab.cluster.protocol import Progress
+    from testbed.lab.pytest_plugin.cards import Card
+    from testbed.lab.pytest_plugin.cluster import Cluster
+    from testbed.lab.pytest_plugin.submit import Submit
+    from testbed.lab.testbed import Testbed
+
+__all__ = ["cards", "cluster", "submit", "testbed"]
+
+_SUBMIT: pytest.StashKey[Submit] = pytest.StashKey()
+#: The session has used a testbed: only then is there something to take down.
+_USED: pytest.StashKey[bool] = pytest.StashKey()
+#: Names of testbeds that stay up.
+_LEFT: pytest.StashKey[list[str]] = pytest.StashKey()
+#: Exit statuses of sessions whose workers have all told how they ended.
+_FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+# --- fixtures ------------------------------------------------------------------
+@pytest.fixture(scope="session")
+def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    """A testbed that is up, with the sharing stack on it (``testbed.lab.testbed.Testbed``).
+
+    Brought up once a session, also with pytest-xdist, and taken down at its end; one that
+    was up and is named by ``--testbed-name`` is used as it is and stays.
+    """
+    from testbed.lab.pytest_plugin import held
+
+    config = request.config
+    settings = _settings.read(config)
+    need: _settings.Need = getattr(request, "param", _settings.Need())
+    spec = _settings.spec_of(settings, need)
+    name = _settings.name_of(settings, need)
+    # Of one that is up only what somebody said is demanded.
+    asked = not need.empty or bool(settings.cards) or settings.nodes is not None
+    _note_use(config)
+    with _progress(config) as progress:
+        try:
+            # A need of a test is met by the running testbed that was named, or not at all.
+            if settings.name and not need.empty and held.runs(settings.name, settings):
+                name = settings.name
+            found = held.join(name, spec, settings, progress, asked=asked)
+        except held.Unsuitable as error:
+            if need.empty:
+                raise
+            pytest.skip(error.text())
+    yield found
+    if not _is_worker(config):  # of several workers, others may still need it
+        with _progress(config) as progress:
+            config.stash[_LEFT].append(held.leave(name, settings, progress))
+
+
+@pytest.fixture(scope="session")
+def cluster(testbed: Testbed) -> Cluster:
+    """The testbed's cluster: ``kubeconfig``, ``context``, ``kubectl(…)``, ``kube``, ``nodes``."""
+    from testbed.lab.pytest_plugin.cluster import Cluster
+
+    return Cluster(testbed)
+
+
+@pytest.fixture
+def cards(testbed: Testbed) -> list[Card]:
+    """The testbed's cards: uuid, model, memory, and what each counts now for each pod."""
+    from testbed.lab.pytest_plugin.cards import all_cards
+
+    return all_cards(testbed.kube)
+
+
+@pytest.fixture
+def submit(request: pytest.FixtureRequest, testbed: Testbed) -> Iterator[Submit]:
+    """Submits pods: ``submit(script="…", gpumem="20Gi", gpucores=30)``, or a manifest.
+
+    They are in a namespace of the test's own and are gone after it. When the test fails,
+    its report has their description, explanation and logs.
+    """
+    from testbed.lab.pytest_plugin.submit import Submit
+
+    timeout_s = _settings.read(request.config).timeout_s
+    found = Submit(testbed, request.node.name, timeout_s=timeout_s)
+    request.node.stash[_SUBMIT] = found
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+# --- hooks ---------------------------------------------------------------------
+def pytest_addoption(parser: pytest.Parser) -> None:
+    _settings.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _settings.MARKER)
+    _settings.read(config)  # a mistyped value is told before anything runs
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell pytest-xdist's workers which process the session ends with."""
+    node.workerinput[_settings.PROCESS] = _settings.read(node.config).process
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give marked tests a testbed of their need; pytest brings those of one need together."""
+    marker = metafunc.definition.get_closest_marker("testbed")
+    if marker is None or "testbed" not in metafunc.fixturenames:
+        return
+    need = _settings.need_of(marker)
+    if not need.empty:
+        metafunc.parametrize(
+            "testbed", [need], indirect=True, scope="session", ids=[pytest.HIDDEN_PARAM]
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what is known of a failed test's pods, while they are there."""
+    report = yield
+    if call.excinfo is None or not report.failed:
+        return report
+    submit = item.stash.get(_SUBMIT, None)
+    if submit is not None and call.when in ("setup", "call"):
+        from testbed.lab.pytest_plugin.cluster import Cluster
+        from testbed.lab.pytest_plugin.evidence import sections
+
+        report.sections += sections(Cluster(submit.testbed), submit.pods)
+    if call.when == "setup" and _is_ours(call.excinfo.value):
+        # The error says what failed, why, and what to do; where in our code says nothing.
+        report.longrepr = call.excinfo.value.text()  # type: ignore[attr-defined]
+    return report
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Remember that a worker of pytest-xdist has used a testbed, or may have."""
+    if error or getattr(node, "workeroutput", {}).get(_settings.PROCESS):
+        _note_use(node.config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Take down what is still there: after an interrupt, and what workers have used."""
+    config = session.config
+    # Workers of an interrupted session do not tell any more whether they have used one.
+    unsure = config.pluginmanager.has_plugin("dsession") and exitstatus not in _FINISHED
+    if _is_worker(config) or not (unsure or _USED in config.stash):
+        return
+    from testbed.errors import TestbedError
+    from testbed.lab.pytest_plugin import held
+
+    settings = _settings.read(config)
+    for name in held.names(settings):
+        try:
+            with _progress(config) as progress:
+                config.stash.setdefault(_LEFT, []).append(held.leave(name, settings, progress))
+        except TestbedError as error:
+            raise pytest.exit.Exception(error.text(), returncode=2) from error
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which testbeds stay up, and how to go on with them."""
+    if not config.getoption("testbed_keep") and not config.getini("testbed_keep"):
+        return
+    for name in config.stash.get(_LEFT, list[str]()):
+        if name:
+            command = f"testbed status --name {name}; testbed down --name {name}"
+            terminalreporter.write_line(f"testbed {name} is left up   ({command})")
+
+
+# --- below ---------------------------------------------------------------------
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _note_use(config: pytest.Config) -> None:
+    config.stash[_USED] = True
+    config.stash.setdefault(_LEFT, [])
+    if _is_worker(config):
+        config.workeroutput[_settings.PROCESS] = True  # type: ignore[attr-defined]
+
+
+def _is_ours(error: BaseException) -> bool:
+    errors = sys.modules.get("testbed.errors")
+    return errors is not None and isinstance(error, errors.TestbedError)
+
+
+@contextlib.contextmanager
+def _progress(config: pytest.Config) -> Iterator[Progress]:
+    """Let steps be seen while the body runs, although pytest captures output."""
+    from testbed.lab.progress import ConsoleProgress
+
+    capture: Any = config.pluginmanager.getplugin("capturemanager")
+    terminal: Any = config.pluginmanager.getplugin("terminalreporter")
+    free: Callable[[], contextlib.AbstractContextManager[None]] = (
+        contextlib.nullcontext if capture is None else capture.global_and_fixture_disabled
+    )
+    with free():
+        if terminal is not None and hasattr(terminal, "ensure_newline"):
+            terminal.ensure_newline()
+        yield ConsoleProgress(stream=sys.stderr, tty=False)
