@@ -56,7 +56,7 @@ def waiting(state: State) -> dict[str, Any]:
 def _waiting(state: State, refusal: Refusal) -> dict[str, Any]:
     now, request = state.clock(), refusal.request
     nodes = list(refusal.nodes) or state.ledger.nodes()
-    room = state.quotas.room(refusal.pod.namespace)
+    room = state.quotas.room(refusal.pod.namespace, request.vendor)
     near = nearest(state.ledger, request, nodes)
     kept = state.nominations.get(refusal.pod.uid)
     return {

@@ -99,7 +99,7 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
         raise InputError(f"the pod's bind to {before.node} is still under way")
     state.release(key.uid)
     kept = state.unnominate(key.uid)
-    room = state.quotas.room(key.namespace)
+    room = state.quotas.room(key.namespace, request.vendor)
     priority = int(spec.get("priority") or 0)
     choice = decide(state.ledger, request, offer, room)
     if choice is None and len(state.nominations) and state.nominations.below(priority):
@@ -290,7 +290,7 @@ def preempt(state: State, args: PreemptArgs) -> PreemptResult:
     if not request.asks:
         return PreemptResult(NodeNameToMetaVictims=given)
     key = pod_key(pod)
-    room = state.quotas.room(key.namespace)
+    room = state.quotas.room(key.namespace, request.vendor)
     priority = int((pod.get("spec") or {}).get("priority") or 0)
     kept = state.unnominate(key.uid)
     result = {}

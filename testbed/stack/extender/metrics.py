@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from testbed import __version__
+from testbed.stack.devices.vendor import vendors
 from testbed.stack.extender.histogram import Histogram
 from testbed.stack.extender.state import State
 from testbed.stack.model import Card, Share
@@ -133,12 +134,13 @@ def _pods(state: State) -> Iterator[str]:
 
 def _quotas(state: State) -> Iterator[str]:
     limits, used_lines = [], []
-    for namespace, quotas in sorted(state.quotas.hard().items()):
-        used = state.quotas.used(namespace)
+    named = {vendor.word: vendor for vendor in vendors(state.config)}
+    for (namespace, word), quotas in sorted(state.quotas.hard().items()):
+        used = state.quotas.used(namespace, word)
         for name, hard in sorted(quotas.items()):
             for key, bound, taken in (
-                (state.config.resourceMemoryName, hard.mem_mib, used.mem_mib),
-                (state.config.resourceCoreName, hard.core_pct, used.core_pct),
+                (named[word].memory, hard.mem_mib, used.mem_mib),
+                (named[word].cores, hard.core_pct, used.core_pct),
             ):
                 if bound is None:
                     continue

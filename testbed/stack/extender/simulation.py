@@ -43,7 +43,8 @@ def simulate(state: State, pod: Mapping[str, Any], nodes: msgspec.Raw) -> Filter
     if not request.asks:
         return FilterResult(Nodes=given, NodeNames=None)
     ledger = _ledger(state, by_name)
-    room = state.quotas.room(str((pod.get("metadata") or {}).get("namespace") or "default"))
+    namespace = str((pod.get("metadata") or {}).get("namespace") or "default")
+    room = state.quotas.room(namespace, request.vendor)
     rows = [row for name in by_name if (row := ledger.row_of(name)) is not None]
     placement = place(ledger, request, np.array(rows, np.int64), room)
     fitting = {ledger.name_of(row) for row, good in zip(rows, placement.good, strict=True) if good}

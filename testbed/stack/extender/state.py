@@ -24,7 +24,7 @@ from testbed.stack.extender.pods import PodView, view_of
 from testbed.stack.extender.reservations import Reservation, Reservations, Stage
 from testbed.stack.extender.turns import Turns
 from testbed.stack.extender.waiting import Waiting
-from testbed.stack.model import Card, PodKey, PodShares
+from testbed.stack.model import VENDOR_NVIDIA, Card, PodKey, PodShares
 from testbed.stack.placement.decide import Choice
 from testbed.stack.placement.effective import Charge, Kind, fold
 from testbed.stack.placement.ledger import Ledger
@@ -207,14 +207,15 @@ class State:
         key = (str(metadata.get("namespace")), str(metadata.get("name")))
         if spec.get("scopes") or spec.get("scopeSelector"):
             hard = {}
-        try:
-            mem = self._bound_of(hard, self.config.resourceMemoryName)
-            core = self._bound_of(hard, self.config.resourceCoreName)
-        except InputError as error:
-            log.warning("quota %s/%s: %s", *key, error.text())
-            return
-        factor = self.config.memoryFactor
-        self.quotas.set(*key, Amount(mem_mib=None if mem is None else mem * factor, core_pct=core))
+        for vendor in vendors(self.config):
+            try:
+                mem = self._bound_of(hard, vendor.memory)
+                core = self._bound_of(hard, vendor.cores)
+            except InputError as error:
+                log.warning("quota %s/%s: %s", *key, error.text())
+                continue
+            mem = None if mem is None else mem * vendor.unit_mib
+            self.quotas.set(*key, Amount(mem_mib=mem, core_pct=core), vendor.word)
         self.waiting.room_made()
 
     def quota_gone(self, key: str) -> None:
@@ -261,9 +262,13 @@ class State:
         if held or bound is not None:
             self.waiting.room_made()
 
-    def _promise(self, pod: PodKey, node: str, charges: Mapping[str, Charge]) -> None:
+    def _promise(
+        self, pod: PodKey, node: str, shares: PodShares, charges: Mapping[str, Charge]
+    ) -> None:
         self.ledger.promise(pod.uid, node, charges)
-        self.quotas.charge(pod.uid, pod.namespace, charges.values())
+        # A pod's cards are of one vendor.
+        vendor = next((share.vendor for each in shares for share in each), VENDOR_NVIDIA)
+        self.quotas.charge(pod.uid, pod.namespace, charges.values(), vendor)
 
     def _give_back(self, uid: str) -> None:
         self.ledger.release(uid)
@@ -336,7 +341,7 @@ class State:
     def _charge(self, bound: Bound) -> None:
         self.bound[bound.pod.uid] = bound
         charges = fold(bound.shares, bound.kinds, initialised=bound.initialised)
-        self._promise(bound.pod, bound.node, charges)
+        self._promise(bound.pod, bound.node, bound.shares, charges)
 
     # --- promises --------------------------------------------------------
 
@@ -355,7 +360,7 @@ class State:
         )
         self.reservations.add(reservation)
         self.waiting.forget(pod.uid)
-        self._promise(pod, choice.node, fold(choice.shares, kinds))
+        self._promise(pod, choice.node, choice.shares, fold(choice.shares, kinds))
         return reservation
 
     def nominate(

@@ -1,7 +1,8 @@
 """What a namespace may have of cards: ``ResourceQuota`` with HAMi's two keys.
 
 ``spec.hard["limits.nvidia.com/gpumem"]`` counts MiB (times ``memoryFactor``, as requests
-do) and ``limits.nvidia.com/gpucores`` percent. A pod uses what its final placement takes
+do) and ``limits.nvidia.com/gpucores`` percent; each vendor has keys of its own, and its
+cards count against those alone. A pod uses what its final placement takes
 of all cards together, a percentage of memory as MiB of its card, two cards twice; init
 containers count where they need more than the rest. An explicit 0 forbids, a key that is
 not there allows.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from testbed.stack.model import VENDOR_NVIDIA
 from testbed.stack.placement.effective import Charge
 
 
@@ -29,37 +31,49 @@ class Amount:
 
 UNBOUNDED = Amount()
 
+#: A namespace and the word of a vendor.
+Scope = tuple[str, str]
+
 
 class Quotas:
-    """Quotas and use by namespace; a pod counts once, however often it is told."""
+    """Quotas and use by namespace and vendor; a pod counts once, however often it is told."""
 
     def __init__(self) -> None:
-        self._hard: dict[str, dict[str, Amount]] = {}
-        self._used: dict[str, list[int]] = {}
-        self._pods: dict[str, tuple[str, int, int]] = {}
+        self._hard: dict[Scope, dict[str, Amount]] = {}
+        self._used: dict[Scope, list[int]] = {}
+        self._pods: dict[str, tuple[Scope, int, int]] = {}
 
-    def set(self, namespace: str, name: str, hard: Amount) -> None:
-        """Take a quota; one without any of the two keys is none."""
+    def set(self, namespace: str, name: str, hard: Amount, vendor: str = VENDOR_NVIDIA) -> None:
+        """Take a quota's bounds for a vendor; one without any of the two keys is none."""
+        scope = (namespace, vendor)
         if hard.unbounded:
-            self.remove(namespace, name)
+            self._drop(scope, name)
         else:
-            self._hard.setdefault(namespace, {})[name] = hard
+            self._hard.setdefault(scope, {})[name] = hard
 
     def remove(self, namespace: str, name: str) -> None:
-        quotas = self._hard.get(namespace, {})
+        """Forget a quota, of whatever vendors it spoke."""
+        for scope in [scope for scope in self._hard if scope[0] == namespace]:
+            self._drop(scope, name)
+
+    def _drop(self, scope: Scope, name: str) -> None:
+        quotas = self._hard.get(scope, {})
         quotas.pop(name, None)
         if not quotas:
-            self._hard.pop(namespace, None)
+            self._hard.pop(scope, None)
 
-    def charge(self, uid: str, namespace: str, charges: Iterable[Charge]) -> None:
+    def charge(
+        self, uid: str, namespace: str, charges: Iterable[Charge], vendor: str = VENDOR_NVIDIA
+    ) -> None:
         """Count a pod's shares, in place of what it counted before."""
         self.release(uid)
         mem = core = 0
         for charge in charges:
             mem += charge.mem_mib
             core += charge.core_pct
-        self._pods[uid] = (namespace, mem, core)
-        used = self._used.setdefault(namespace, [0, 0])
+        scope = (namespace, vendor)
+        self._pods[uid] = (scope, mem, core)
+        used = self._used.setdefault(scope, [0, 0])
         used[0] += mem
         used[1] += core
 
@@ -68,30 +82,30 @@ class Quotas:
         held = self._pods.pop(uid, None)
         if held is None:
             return
-        namespace, mem, core = held
-        used = self._used[namespace]
+        scope, mem, core = held
+        used = self._used[scope]
         used[0] -= mem
         used[1] -= core
         if used == [0, 0]:
-            del self._used[namespace]
+            del self._used[scope]
 
-    def used(self, namespace: str) -> Amount:
-        mem, core = self._used.get(namespace, (0, 0))
+    def used(self, namespace: str, vendor: str = VENDOR_NVIDIA) -> Amount:
+        mem, core = self._used.get((namespace, vendor), (0, 0))
         return Amount(mem_mib=mem, core_pct=core)
 
-    def room(self, namespace: str) -> Amount:
-        """Return what is left in a namespace, under the tightest of its quotas."""
-        quotas = self._hard.get(namespace)
+    def room(self, namespace: str, vendor: str = VENDOR_NVIDIA) -> Amount:
+        """Return what is left of a vendor's cards in a namespace, under the tightest quota."""
+        quotas = self._hard.get((namespace, vendor))
         if not quotas:
             return UNBOUNDED
-        mem, core = self._used.get(namespace, (0, 0))
+        mem, core = self._used.get((namespace, vendor), (0, 0))
         return Amount(
             mem_mib=_left((q.mem_mib for q in quotas.values()), mem),
             core_pct=_left((q.core_pct for q in quotas.values()), core),
         )
 
-    def hard(self) -> Mapping[str, Mapping[str, Amount]]:
-        """Return the quotas by namespace and name."""
+    def hard(self) -> Mapping[Scope, Mapping[str, Amount]]:
+        """Return the quotas by namespace and vendor, and by name."""
         return self._hard
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 from testbed.errors import TestbedError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig, load
+from testbed.stack.devices.vendor import Vendor
 from testbed.stack.kubeapi import KubeApi
 from testbed.stack.placement.quota import Amount
 from testbed.stack.reload import Reloading
@@ -78,7 +79,7 @@ def _config(path: Path | None) -> Callable[[], DeviceConfig]:
 
 def _room(
     options: argparse.Namespace, config: Callable[[], DeviceConfig]
-) -> Callable[[str], Amount] | None:
+) -> Callable[[str, Vendor], Amount] | None:
     """Follow the cluster's quotas in a thread that ends with the program."""
     if options.quota == "off":
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import Vendor
 from testbed.stack.kubeapi import ApiError, KubeApi
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.webhook.quota import hard_of, room_of
@@ -38,15 +39,16 @@ class NamespaceQuotas:
         self._lock = threading.Lock()
         self._quotas: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def room(self, namespace: str) -> Amount:
-        """Return what a namespace has left; unbounded also where nobody can tell now.
+    def room(self, namespace: str, vendor: Vendor) -> Amount:
+        """Return what a namespace has left of a vendor's cards; unbounded also where nobody
+        can tell now.
 
         What is missed here, the scheduler refuses.
         """
         config = self._config()
         with self._lock:
             found = [quota for (where, _), quota in self._quotas.items() if where == namespace]
-        quotas = [quota for quota in found if not hard_of(quota, config).unbounded]
+        quotas = [quota for quota in found if not hard_of(quota, vendor).unbounded]
         if not quotas:
             return UNBOUNDED
         try:
@@ -56,7 +58,7 @@ class NamespaceQuotas:
         except ApiError as error:
             _log.warning("quota of %s is not told early: %s", namespace, error.text())
             return UNBOUNDED
-        return room_of(quotas, listed["items"], namespace, config)
+        return room_of(quotas, listed["items"], namespace, config, vendor)
 
     def follow(self, stop: threading.Event) -> None:
         """Keep up with the API server's quotas until told to stop."""

@@ -14,10 +14,11 @@ from typing import Any
 
 from testbed.errors import CodecError, InputError
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import Vendor
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.webhook import guard
 from testbed.stack.webhook.jsonpatch import difference
-from testbed.stack.webhook.mutate import admit, asks
+from testbed.stack.webhook.mutate import admit, asks_for
 from testbed.stack.webhook.refusals import refuse_ephemeral
 
 Json = dict[str, Any]
@@ -68,19 +69,20 @@ def review(admission_review: Mapping[str, Any], context: Context) -> Json:
     }
 
 
-def asking_namespace(admission_review: Mapping[str, Any], config: DeviceConfig) -> str:
-    """Return the namespace of a pod that is being created and asks for cards, or nothing.
+def asking(admission_review: Mapping[str, Any], config: DeviceConfig) -> tuple[str, Vendor] | None:
+    """Return the namespace of a pod that is being created and whose cards it asks for.
 
     Its quota matters; whether the pod can be meant is not judged here.
     """
     request = admission_review.get("request")
     if not isinstance(request, dict) or request.get("subResource"):
-        return ""
+        return None
     pod, namespace = request.get("object"), request.get("namespace")
     creates = request.get("operation", "CREATE") == "CREATE" and _resource(request) == "pods"
     if not creates or not isinstance(pod, dict) or not isinstance(namespace, str):
-        return ""
-    return namespace if asks(pod, config) else ""
+        return None
+    vendor = asks_for(pod, config)
+    return None if vendor is None else (namespace, vendor)
 
 
 def _request(admission_review: Mapping[str, Any]) -> Json:

@@ -15,7 +15,7 @@ from typing import Any
 from testbed.errors import InputError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
-from testbed.stack.devices.vendor import Vendor, resource_names, vendors
+from testbed.stack.devices.vendor import Vendor, vendors
 from testbed.stack.model import Request
 from testbed.stack.placement.quantities import quantity, surprise
 from testbed.stack.placement.quota import UNBOUNDED, Amount
@@ -87,20 +87,19 @@ def admit(
     return Admitted(pod=changed, warnings=tuple(warnings))
 
 
-def asks(pod: Mapping[str, Any], config: DeviceConfig) -> bool:
-    """Tell whether a pod names one of our resources at all, whatever it says of it."""
-    wanted = set(resource_names(config))
+def asks_for(pod: Mapping[str, Any], config: DeviceConfig) -> Vendor | None:
+    """Return of which vendor's resources a pod names one, whatever it says of it."""
     try:
         members = list(located_containers(pod))
     except InputError:
-        return False
+        return None
+    named: set[str] = set()
     for _, _, container in members:
         resources = container.get("resources")
         for part in ("limits", "requests"):
             values = resources.get(part) if isinstance(resources, dict) else None
-            if isinstance(values, dict) and not wanted.isdisjoint(values):
-                return True
-    return False
+            named.update(values if isinstance(values, dict) else ())
+    return next((v for v in vendors(config) if not named.isdisjoint(v.resources)), None)
 
 
 def _ours(pod: Mapping[str, Any], config: DeviceConfig) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.errors import CodecError, InputError
 from testbed.stack.config import DeviceConfig
-from testbed.stack.devices.vendor import read_shares
+from testbed.stack.devices.vendor import Vendor, read_shares
 from testbed.stack.placement.effective import NOTHING, Charge, Kind, fold
 from testbed.stack.placement.quota import UNBOUNDED, Amount, Quotas
 from testbed.stack.placement.request import PodRequest, container_kinds, initialised
@@ -63,27 +63,29 @@ def room_of(
     pods: Sequence[Mapping[str, Any]],
     namespace: str,
     config: DeviceConfig,
+    vendor: Vendor,
 ) -> Amount:
-    """Return what a namespace's quotas leave beside its pods' promises.
+    """Return what a namespace's quotas leave of a vendor's cards beside its pods' promises.
 
     Args:
         quotas: Its ResourceQuota objects, as the API server tells them.
         pods: Its pods, likewise.
         namespace: Its name.
-        config: Names the resources.
+        config: Names scheduler and annotations.
+        vendor: Names the resources.
     """
     book = Quotas()
     for quota in quotas:
-        book.set(namespace, quota["metadata"]["name"], hard_of(quota, config))
+        book.set(namespace, quota["metadata"]["name"], hard_of(quota, vendor), vendor.word)
     for pod in pods:
-        charges = _charges(pod, config)
+        charges = _charges(pod, config, vendor)
         if charges:
-            book.charge(pod["metadata"]["uid"], namespace, charges)
-    return book.room(namespace)
+            book.charge(pod["metadata"]["uid"], namespace, charges, vendor.word)
+    return book.room(namespace, vendor.word)
 
 
-def hard_of(quota: Mapping[str, Any], config: DeviceConfig) -> Amount:
-    """Return the bounds of a ResourceQuota, as the extender reads them.
+def hard_of(quota: Mapping[str, Any], vendor: Vendor) -> Amount:
+    """Return the bounds of a ResourceQuota on a vendor's cards, as the extender reads them.
 
     One with scopes is for pods of a kind, and not ours.
     """
@@ -91,14 +93,14 @@ def hard_of(quota: Mapping[str, Any], config: DeviceConfig) -> Amount:
     if spec.get("scopes") or spec.get("scopeSelector"):
         return UNBOUNDED
     hard = spec.get("hard") or {}
-    memory = _number(hard.get(f"limits.{config.resourceMemoryName}"))
+    memory = _number(hard.get(f"limits.{vendor.memory}"))
     return Amount(
-        mem_mib=None if memory is None else memory * config.memoryFactor,
-        core_pct=_number(hard.get(f"limits.{config.resourceCoreName}")),
+        mem_mib=None if memory is None else memory * vendor.unit_mib,
+        core_pct=_number(hard.get(f"limits.{vendor.cores}")),
     )
 
 
-def _charges(pod: Mapping[str, Any], config: DeviceConfig) -> list[Charge]:
+def _charges(pod: Mapping[str, Any], config: DeviceConfig, vendor: Vendor) -> list[Charge]:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     if spec.get("schedulerName") != config.schedulerName or status.get("phase") in _TERMINAL:
         return []
@@ -108,7 +110,7 @@ def _charges(pod: Mapping[str, Any], config: DeviceConfig) -> list[Charge]:
         shares = read_shares(annotations, len(kinds), config)
     except (InputError, CodecError):
         return []  # the scheduler counts it no more than we do
-    if shares is None:
+    if shares is None or any(s.vendor != vendor.word for each in shares for s in each):
         return []
     return list(fold(shares, kinds, initialised=initialised(pod)).values())
 

@@ -16,8 +16,9 @@ from aiohttp import web
 
 from testbed.errors import CodecError
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import Vendor
 from testbed.stack.placement.quota import UNBOUNDED, Amount
-from testbed.stack.webhook.handler import Context, asking_namespace, review
+from testbed.stack.webhook.handler import Context, asking, review
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +34,14 @@ def application(
     config: Callable[[], DeviceConfig],
     *,
     writers: frozenset[str] = frozenset(),
-    room: Callable[[str], Amount] | None = None,
+    room: Callable[[str, Vendor], Amount] | None = None,
 ) -> web.Application:
     """Return the application.
 
     Args:
         config: Gives the configuration of the moment.
         writers: User names that may write the stack's own annotations.
-        room: Gives what a namespace's quota leaves; may block.
+        room: Gives what a namespace's quota leaves of a vendor's cards; may block.
     """
 
     async def answer(request: web.Request, *, own_environment: bool) -> web.Response:
@@ -48,12 +49,12 @@ def application(
         try:
             document = decoded(body)
             now = config()
-            namespace = asking_namespace(document, now) if room is not None else ""
+            whose = asking(document, now) if room is not None else None
             context = Context(
                 config=now,
                 writers=writers | frozenset(now.trustedWriters),
                 own_environment=own_environment,
-                room=await asyncio.to_thread(room, namespace) if namespace and room else UNBOUNDED,
+                room=await asyncio.to_thread(room, *whose) if whose and room else UNBOUNDED,
             )
             found = answer_bytes(document, context)
         except CodecError as error:

@@ -12,6 +12,8 @@ from testbed.stack.codec import encode_register
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import HYGON, read_shares, share_annotations, vendors
 from testbed.stack.extender import handler, wire
+from testbed.stack.extender.histogram import Histogram
+from testbed.stack.extender.metrics import exposition
 from testbed.stack.extender.state import State
 from testbed.stack.model import Card, Share
 
@@ -131,3 +133,30 @@ def test_names_of_vendors_do_not_meet():
     known = vendors(CONFIG)
     for attribute in ("word", "count", "memory", "cores", "register", "allocated", "to_allocate"):
         assert len({getattr(vendor, attribute) for vendor in known}) == len(known)
+
+
+def test_a_quota_bounds_the_cards_that_it_names_and_no_others(state):
+    def quota(**hard):
+        hard = {f"limits.{key}": value for key, value in hard.items()}
+        state.quota_changed({"metadata": {"namespace": "ns", "name": "q"}, "spec": {"hard": hard}})
+
+    dcu = admitted({HYGON.count: "1", HYGON.memory: "3000"})
+    gpu = admitted({names.RESOURCE_COUNT: "1", names.RESOURCE_MEMORY: "3000"})
+    gpu["metadata"]["uid"] = "uid-2"
+    quota(**{names.RESOURCE_MEMORY: "4000"})
+    assert placed(state, dcu).NodeNames == ["both"]
+    # What the DCU took is not NVIDIA's.
+    assert state.quotas.used("ns").mem_mib == 0
+    assert placed(state, gpu).NodeNames
+    assert state.quotas.used("ns").mem_mib == state.quotas.used("ns", HYGON.word).mem_mib == 3000
+    # Its own key bounds it.
+    state.release("uid-1")
+    quota(**{HYGON.memory: "2000"})
+    answer = placed(state, dcu)
+    assert not answer.NodeNames and "ResourceQuotaNotFit" in answer.FailedNodes["both"]
+    text = exposition(state, Histogram(), None)
+    labels = 'namespace="ns",quota_name="q",limit="limits.hygon.com/dcumem"'
+    assert f"hami_resource_quota_limit{{{labels}}} 2000" in text
+    assert "limits.nvidia.com" not in text
+    state.quota_gone("ns/q")
+    assert placed(state, dcu).NodeNames

@@ -8,12 +8,15 @@ import pytest
 
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import HYGON, vendors
 from testbed.stack.kubeapi import ApiError
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.webhook.follow import NamespaceQuotas
 from testbed.stack.webhook.quota import hard_of, room_of
 
 CONFIG = DeviceConfig()
+(NVIDIA,) = vendors(CONFIG)
+BOTH = DeviceConfig(vendors=("nvidia", "hygon"))
 MEM, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"
 
 
@@ -50,11 +53,11 @@ def pod(uid, devices, *, scheduler=names.SCHEDULER_NAME, phase="Running", init=(
     ],
 )
 def test_bounds_of_a_quota(found, expected):
-    assert hard_of(found, CONFIG) == expected
+    assert hard_of(found, NVIDIA) == expected
 
 
 def test_the_unit_of_requests_is_the_quotas_too():
-    assert hard_of(quota(mem="10"), DeviceConfig(memoryFactor=256)).mem_mib == 2560
+    assert hard_of(quota(mem="10"), vendors(DeviceConfig(memoryFactor=256))[0]).mem_mib == 2560
 
 
 @pytest.mark.parametrize(
@@ -72,12 +75,23 @@ def test_the_unit_of_requests_is_the_quotas_too():
     ],
 )
 def test_room_beside_promises(pods, left):
-    assert room_of([quota(mem="10k")], pods, "ns", CONFIG) == Amount(mem_mib=left)
+    assert room_of([quota(mem="10k")], pods, "ns", CONFIG, NVIDIA) == Amount(mem_mib=left)
 
 
 def test_the_tightest_of_several_counts():
     quotas = [quota(mem="10k"), quota("r", mem="5k", cores="80")]
-    assert room_of(quotas, [], "ns", CONFIG) == Amount(mem_mib=5_000, core_pct=80)
+    assert room_of(quotas, [], "ns", CONFIG, NVIDIA) == Amount(mem_mib=5_000, core_pct=80)
+
+
+def test_each_vendors_cards_count_against_its_own_keys():
+    dcu = pod("d", "")
+    dcu["metadata"]["annotations"] = {HYGON.allocated: "DCU-0,DCU,3000,30:;"}
+    pods = [pod("a", "GPU-a,NVIDIA,1000,10:;"), dcu]
+    both = {"limits.nvidia.com/gpumem": "10k", "limits.hygon.com/dcumem": "5k"}
+    quotas = [quota(**both)]
+    assert room_of(quotas, pods, "ns", BOTH, NVIDIA) == Amount(mem_mib=9_000)
+    assert room_of(quotas, pods, "ns", BOTH, HYGON) == Amount(mem_mib=2_000)
+    assert room_of([quota(mem="10k")], pods, "ns", BOTH, HYGON) == UNBOUNDED
 
 
 class Api:
@@ -124,20 +138,20 @@ def test_quotas_are_followed_through_a_lost_watch():
     )
     # After 410 everything is listed anew: what went meanwhile is in no event.
     assert api.asked.count("/api/v1/resourcequotas") == 2
-    assert quotas.room("elsewhere") == Amount(mem_mib=7)
-    assert quotas.room("ns") == Amount(mem_mib=1)
+    assert quotas.room("elsewhere", NVIDIA) == Amount(mem_mib=7)
+    assert quotas.room("ns", NVIDIA) == Amount(mem_mib=1)
 
 
 def test_a_namespace_without_a_quota_costs_nothing():
     api, quotas = followed([quota(mem="1k"), quota("cpu", "plain", cpu="5")])
     before = len(api.asked)
-    assert quotas.room("plain") == quotas.room("none") == UNBOUNDED
+    assert quotas.room("plain", NVIDIA) == quotas.room("none", NVIDIA) == UNBOUNDED
     assert len(api.asked) == before
     api.pods = [pod("a", "GPU-a,NVIDIA,300,30:;")]
-    assert quotas.room("ns") == Amount(mem_mib=700)
+    assert quotas.room("ns", NVIDIA) == Amount(mem_mib=700)
 
 
 def test_where_the_api_server_does_not_answer_the_scheduler_tells():
     api, quotas = followed([quota(mem="1k")])
     api.pods = None
-    assert quotas.room("ns") == UNBOUNDED
+    assert quotas.room("ns", NVIDIA) == UNBOUNDED

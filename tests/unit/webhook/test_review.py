@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import HYGON, vendors
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import pod_request
-from testbed.stack.webhook.handler import Context, asking_namespace, review
+from testbed.stack.webhook.handler import Context, asking, review
 from testbed.stack.webhook.jsonpatch import difference
 from testbed.stack.webhook.server import answer_bytes, decoded
 from testbed.units import quantity
@@ -633,16 +634,23 @@ def test_a_quota_of_nothing_forbids_and_a_share_of_a_card_is_left_to_the_schedul
 
 
 def test_quota_is_asked_for_only_where_it_matters():
-    asking, plain = pod(container(limits={MEM: "1"})), pod(container())
-    for found, more, namespace in (
-        (asking, {}, "ns"),
-        (asking, {"operation": "UPDATE"}, ""),
-        (asking, {"subResource": "binding"}, ""),
-        (plain, {}, ""),
-        ({}, {}, ""),
-        (None, {}, ""),
+    asks, plain = pod(container(limits={MEM: "1"})), pod(container())
+    nvidia = vendors(CONFIG)[0]
+    for found, more, answer in (
+        (asks, {}, ("ns", nvidia)),
+        (asks, {"operation": "UPDATE"}, None),
+        (asks, {"subResource": "binding"}, None),
+        (plain, {}, None),
+        ({}, {}, None),
+        (None, {}, None),
     ):
-        assert asking_namespace(envelope(found, namespace="ns", **more), CONFIG) == namespace
+        assert asking(envelope(found, namespace="ns", **more), CONFIG) == answer
+
+
+def test_the_quota_of_a_second_vendors_cards_is_its_own():
+    config = DeviceConfig(vendors=("nvidia", "hygon"))
+    found = pod(container(limits={HYGON.memory: "1", HYGON.count: "1"}))
+    assert asking(envelope(found, namespace="ns"), config) == ("ns", HYGON)
 
 
 # --- what only the stack may write ----------------------------------------------------------
