@@ -14,6 +14,7 @@ import msgspec
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
+from testbed.lab.report.relation import Curve, Relation
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
@@ -217,15 +218,41 @@ class SmThrottle:
         )
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
-        """Return each pod's share over time."""
+        """Return each pod's share over time, and what was asked against what was got."""
         shares = {pod_name(share): float(share) for share in parameters.shares}
-        return make_chart(trial, control, compute=shares)
+        made = make_chart(trial, control, compute=shares)
+        return msgspec.structs.replace(made, relations=(asked_and_got(parameters, trial, control),))
 
 
 def control_shows(turn: Turn, seconds: float) -> Literal["fail", "any"]:
     """Return ``fail`` where the program without the limiter surely has more than its share."""
     allowed = turn.share + turn.tolerance(POINTS, seconds) + MARGIN_POINTS
     return "fail" if turn.surely_pct > allowed else "any"
+
+
+def asked_and_got(parameters: Parameters, trial: Trial, control: Trial | None) -> Relation:
+    """Return a curve for each kind of work: its share of the card over the share asked for."""
+    by_kind: dict[str, list[Turn]] = {}
+    for turn in sorted(turns(parameters), key=lambda turn: turn.share):
+        by_kind.setdefault(turn.variant, []).append(turn)
+
+    def curve(kind: str, of: Trial) -> Curve:
+        got = [share_of(turn, of) for turn in by_kind[kind]]
+        return Curve(
+            label=kind,
+            control=of is control,
+            xs=tuple(float(turn.share) for turn in by_kind[kind]),
+            ys=tuple(None if share is None else round(share, 2) for share in got),
+        )
+
+    return Relation(
+        title="share of device time, turn by turn",
+        x_title="asked for",
+        y_title="got",
+        unit="%",
+        band=POINTS,
+        curves=tuple(curve(kind, of) for of in (trial, control) if of for kind in by_kind),
+    )
 
 
 # --- the checks --------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.errors import InputError
+from testbed.lab.report.relation import Relation
 from testbed.lab.scenario.question import Sample, Trial
 from testbed.units import MIB
 
@@ -87,9 +88,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """A case's trials side by side."""
+    """A case's trials side by side, and below them what was asked against what was got."""
 
     sides: tuple[Side, ...]
+    relations: tuple[Relation, ...] = ()
     schema: str = SCHEMA
 
     def labels(self) -> tuple[str, ...]:

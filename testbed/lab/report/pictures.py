@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from testbed.lab.report.chart import Chart
 from testbed.lab.report.svg import panel_svg, series_class
+from testbed.lab.report.svg_relation import relation_figure
 
 
 def style() -> str:
@@ -36,7 +37,8 @@ def pictures(chart: Chart) -> str:
                     f' <span class="soft">– {escape(panel.title)}, {escape(panel.unit)}</span>'
                     f"</figcaption>{panel_svg(chart, side, panel)}</figure>"
                 )
+    relations = "".join(relation_figure(relation) for relation in chart.relations)
     return (
         f'<div class="vgpu-chart"><ul class="legend">{legend}</ul>'
-        f'<div class="pictures">{"".join(figures)}</div></div>'
+        f'<div class="pictures">{"".join(figures)}</div>{relations}</div>'
     )

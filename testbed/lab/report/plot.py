@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from testbed.lab.report.chart import Chart, Panel, Side, label_at_end
+from testbed.lab.report.relation import Relation
 
 #: Okabe and Ito's colours for the colour-blind (jfly.uni-koeln.de/color), the darker
 #: ones first; lines differ by their dash as well once the colours are used up.
@@ -21,8 +22,15 @@ def draw(chart: Chart) -> Any:
 
     rows = max((len(side.panels) for side in chart.sides), default=1)
     columns = max(1, len(chart.sides))
-    figure = Figure(figsize=(5.4 * columns, 2.9 * rows + 0.3), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    heights = [2.9 * rows + 0.3, *(3.6 for _ in chart.relations)]
+    whole = Figure(figsize=(5.4 * columns, sum(heights)), dpi=110, layout="constrained")
+    FigureCanvasAgg(whole)
+    figure: Any = whole
+    if chart.relations:
+        parts: Any = whole.subfigures(len(heights), 1, height_ratios=heights)
+        figure, *below = parts
+        for part, relation in zip(below, chart.relations, strict=True):
+            draw_relation(part, relation)
     axes = figure.subplots(rows, columns, sharex="col", sharey="row", squeeze=False)
     span = max([side.seconds for side in chart.sides] + [1.0])
     colours = dict(zip(chart.labels(), _cycle(len(chart.labels())), strict=True))
@@ -40,7 +48,38 @@ def draw(chart: Chart) -> Any:
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
-    return figure
+    return whole
+
+
+def draw_relation(figure: Any, relation: Relation) -> None:
+    """Draw asked against got: the ideal line with its band, the curves, their controls dashed."""
+    axis = figure.subplots()
+    right = relation.right or 1.0
+    ideal = [0.0, right]
+    if relation.band:
+        low, high = ([value + side * relation.band for value in ideal] for side in (-1, 1))
+        axis.fill_between(ideal, low, high, color="#000000", alpha=0.09, linewidth=0)
+    axis.plot(ideal, ideal, color="#444444", linewidth=1, label="what was asked for")
+    colours = dict(zip(relation.labels(), _cycle(len(relation.labels())), strict=True))
+    for curve in relation.curves:
+        axis.plot(
+            curve.xs,
+            [float("nan") if value is None else value for value in curve.ys],
+            color=colours[curve.label],
+            linestyle=":" if curve.control else "-",
+            linewidth=1 if curve.control else 1.5,
+            marker=None if curve.control else "o",
+            markersize=4,
+            label=f"{curve.label}, no limiter" if curve.control else curve.label,
+        )
+    axis.set_xlim(0, right * 1.06)
+    axis.set_ylim(0, (relation.top or 1.0) * 1.06)
+    axis.set_title(relation.title, fontsize=10, fontweight="bold")
+    axis.set_xlabel(f"{relation.x_title}, {relation.unit}")
+    axis.set_ylabel(f"{relation.y_title}, {relation.unit}", fontsize=9)
+    axis.grid(alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axis.get_legend_handles_labels(), fontsize=7, loc="outside right upper")
 
 
 def _cycle(count: int) -> list[str]:

@@ -139,3 +139,18 @@ def test_pods_ask_for_what_the_case_says(question):
     assert plans["p60"].env["GPU_CORE_UTILIZATION_POLICY"] == "force"
     indices = [turn["index"] for plan in plans.values() for turn in plan.parameters["turns"]]
     assert sorted(indices) == list(range(len(indices)))  # one works at a time
+
+
+def test_asked_against_got(question):
+    parameters = read(question)
+    trial = run(question, parameters, lambda t: min(t.share, free(t)))
+    control = run(question, parameters, free)
+    (relation,) = question.chart(parameters, trial, control).relations
+    drawn = {(curve.label, curve.control): curve for curve in relation.curves}
+    assert len(drawn) == 2 * 6
+    deep = drawn["deep, 200 µs", False]
+    assert deep.xs == (10.0, 60.0) and deep.ys == pytest.approx((10.0, 60.0), abs=0.5)
+    assert drawn["sync, 200 µs", False].ys[1] == pytest.approx(55.0, abs=0.5)
+    assert drawn["deep, 200 µs", True].ys == pytest.approx((99.0, 99.0), abs=0.5)
+    (alone,) = question.chart(parameters, trial, None).relations
+    assert not any(curve.control for curve in alone.curves)
