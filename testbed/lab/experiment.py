@@ -354,6 +354,7 @@ class Experiment:
                 enforcement=mode,
                 deadline_seconds=TRIAL_SECONDS,
                 deletions={plan.name: plan.delete_in for plan in plans if plan.delete_in},
+                changes={plan.name: plan.limits_in for plan in plans if plan.limits_in},
                 step=step,
                 watch=self._watch(mode),
             )

@@ -10,6 +10,8 @@ from testbed.errors import CodecError
 from testbed.lab.deploy import Reading, cards, ledger
 from testbed.lab.deploy.common import MONITOR, NAME
 from testbed.lab.kube import ApiError, Kube
+from testbed.lab.limits import Wanted, set_limits
+from testbed.lab.scenario.question import LimitChange
 from testbed.stack import names
 from testbed.stack.codec import decode_register
 from testbed.stack.model import Card
@@ -57,6 +59,11 @@ class ClusterAccess:
     def delete(self, namespace: str, name: str) -> None:
         """Delete a pod, as its owner would; one that is gone is left alone."""
         self._kube.delete("v1", "Pod", name, namespace)
+
+    def set_limits(self, namespace: str, name: str, change: LimitChange) -> None:
+        """Change the limits of all its containers, as ``testbed limits set`` does."""
+        wanted = Wanted(gpumem_mib=change.gpumem_mib, gpucores_pct=change.gpucores_pct)
+        set_limits(self._kube, name, wanted, namespace=namespace)
 
     def cards(self, since: float | Mapping[str, float]) -> Reading:
         return cards(self._kube, since, namespace=self._stack_namespace)

@@ -39,6 +39,14 @@ class ContainerPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitChange:
+    """New limits of a pod that runs, as ``testbed limits set`` gives them; None stays."""
+
+    gpumem_mib: int | None = None
+    gpucores_pct: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodPlan:
     """A pod to run, without the names that only the cluster gives.
 
@@ -51,6 +59,7 @@ class PodPlan:
         scheduler: Explicit scheduler name; empty leaves it to the webhook.
         run_as_user: Another user (and group) than the image's.
         delete_in: Phase in which the pod is deleted instead of released.
+        limits_in: Phases at whose end its limits are changed, before it is released.
     """
 
     name: str
@@ -60,6 +69,7 @@ class PodPlan:
     scheduler: str = ""
     run_as_user: int | None = None
     delete_in: str = ""
+    limits_in: Mapping[str, LimitChange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +107,26 @@ class ContainerTrace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeTrace:
+    """A change of limits, by the pod's node's clock: when it was asked for and when it was done.
+
+    Attributes:
+        why: Why it was not made; empty: it was.
+    """
+
+    asked: float
+    done: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodTrace:
     """One pod's life: its final object and what its containers printed.
 
     Attributes:
         deleted: When its deletion was asked for, by its node's clock; None: it was not.
         gone: When the API server no longer had it, likewise.
+        changes: Of its limits, by the phase at whose end they were made.
     """
 
     name: str
@@ -112,6 +136,7 @@ class PodTrace:
     containers: tuple[ContainerTrace, ...]
     deleted: float | None = None
     gone: float | None = None
+    changes: Mapping[str, ChangeTrace] = field(default_factory=dict)
 
     def container(self, name: str) -> ContainerTrace:
         """Return one container's trace; an empty one that says so where there is none."""

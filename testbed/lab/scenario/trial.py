@@ -3,8 +3,8 @@
 The driver knows nothing of what is checked. It starts the pods, reads the facts that
 their workloads print, and takes them through their phases together: once everything
 that still runs waits, those that wait in the earliest phase are released, after the
-monitor has sampled them there. A pod may be deleted where others are released. What
-the cards counted meanwhile is collected.
+monitor has sampled them there. A pod may be deleted where others are released, or its
+limits changed just before. What the cards counted meanwhile is collected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from testbed.errors import ClusterError, InputError, TestbedError, WaitTimeout
 from testbed.lab.cluster.protocol import Step
 from testbed.lab.deploy import Reading
 from testbed.lab.scenario.patience import Patience, passing
-from testbed.lab.scenario.question import Sample, Trial
+from testbed.lab.scenario.question import ChangeTrace, LimitChange, Sample, Trial
 from testbed.lab.scenario.watched import WatchedContainer, WatchedPod, where
 from testbed.stack.model import Card
 
@@ -52,6 +52,10 @@ class Access(Protocol):
 
     def delete(self, namespace: str, name: str) -> None: ...
 
+    def set_limits(self, namespace: str, name: str, change: LimitChange) -> None:
+        """Change the limits of a pod that runs."""
+        ...
+
     def cards(self, since: float | Mapping[str, float]) -> Reading:
         """Return what the monitors sampled after a time (of each node's clock)."""
         ...
@@ -77,6 +81,7 @@ def run_trial(
     enforcement: str,
     deadline_seconds: float,
     deletions: Mapping[str, str] | None = None,
+    changes: Mapping[str, Mapping[str, LimitChange]] | None = None,
     step: Step | None = None,
     watch: Callable[[Trial], None] | None = None,
     clock: Callable[[], float] = time.time,
@@ -91,6 +96,8 @@ def run_trial(
         enforcement: ``on`` or ``off``, for the record.
         deadline_seconds: When to give up.
         deletions: Pod to the phase in which it is deleted instead of released.
+        changes: Pod to the phases at whose end its limits are changed; without the limiter
+            there is nothing to change, and the pod goes on.
         step: Told how far the pods are.
         watch: Called with what is known so far, at every look.
         clock: Seconds since 1970.
@@ -102,7 +109,17 @@ def run_trial(
         WaitTimeout: the pods did not end before the deadline; the text says where
             each of them stood.
     """
-    run = _Run(access, namespace, manifests, enforcement, deletions or {}, step, clock, pause)
+    run = _Run(
+        access,
+        namespace,
+        manifests,
+        enforcement,
+        deletions or {},
+        changes or {},
+        step,
+        clock,
+        pause,
+    )
     while not run.look():
         if watch is not None:
             watch(run.trial())
@@ -127,12 +144,13 @@ class _Run:
         manifests: Sequence[Mapping[str, Any]],
         enforcement: str,
         deletions: Mapping[str, str],
+        changes: Mapping[str, Mapping[str, LimitChange]],
         step: Step | None,
         clock: Callable[[], float],
         pause: Callable[[float], None],
     ) -> None:
         self._access, self._namespace = access, namespace
-        self._enforcement, self._deletions = enforcement, deletions
+        self._enforcement, self._deletions, self._changes = enforcement, deletions, changes
         self._step, self._clock = step, clock
         self._patiently = Patience(clock, pause, self._tell)
         self._pods = [WatchedPod.of(m) for m in manifests if m["kind"] == "Pod"]
@@ -219,7 +237,11 @@ class _Run:
         for pod in leaving.values():
             pod.deleted = self._node_time(pod)
             self._patiently(partial(self._access.delete, self._namespace, pod.name))
-        staying = [(c, phase) for c, phase in ready if c.pod.name not in leaving]
+        staying = [
+            (c, phase)
+            for c, phase in ready
+            if c.pod.name not in leaving and self._changed(c.pod, phase)
+        ]
         for container, phase in ready:
             if container.pod.name in leaving:
                 container.released.add(phase)
@@ -230,6 +252,24 @@ class _Run:
             for (container, phase), done in zip(staying, told, strict=True):
                 if done:
                     container.released.add(phase)
+
+    def _changed(self, pod: WatchedPod, phase: str) -> bool:
+        """Change what is to be changed then; False where that has to be tried again."""
+        change = self._changes.get(pod.name, {}).get(phase)
+        if change is None or phase in pod.changes:
+            return True
+        asked, why = self._node_time(pod), ""
+        if self._enforcement == "off":
+            why = "nothing limits it"
+        else:
+            try:
+                self._access.set_limits(self._namespace, pod.name, change)
+            except TestbedError as error:
+                if passing(error):
+                    return False
+                why = error.why or error.what
+        pod.changes[phase] = ChangeTrace(asked=asked, done=self._node_time(pod), why=why)
+        return True
 
     def _release(self, container: WatchedContainer, phase: str) -> bool:
         """Release one container; a failure is tried again at the next look."""

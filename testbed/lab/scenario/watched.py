@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.lab.scenario.question import ContainerTrace, PodTrace
+from testbed.lab.scenario.question import ChangeTrace, ContainerTrace, PodTrace
 
 #: How many of a container's last lines a failure shows.
 LAST_LINES = 3
@@ -123,6 +123,7 @@ class WatchedPod:
     Attributes:
         deleted: When its deletion was asked for, by its node's clock.
         gone: When the API server no longer had it, likewise.
+        changes: Of its limits that were made, by phase.
         refused_since: Since when the scheduler finds no place for it.
         stuck_since: Since when one of its containers cannot be started.
         looks: How often its last logs are still asked for after its end; 0: no more.
@@ -133,6 +134,7 @@ class WatchedPod:
     containers: list[WatchedContainer] = field(default_factory=list)
     deleted: float | None = None
     gone: float | None = None
+    changes: dict[str, ChangeTrace] = field(default_factory=dict)
     refused_since: float | None = None
     stuck_since: float | None = None
     looks: int = LAST_LOOKS
@@ -193,6 +195,7 @@ class WatchedPod:
             containers=tuple(container.trace() for container in self.containers),
             deleted=self.deleted,
             gone=self.gone,
+            changes=dict(self.changes),
         )
 
 

@@ -10,6 +10,7 @@ from testbed.errors import ClusterError, DeployError, InputError, WaitTimeout
 from testbed.lab import deploy
 from testbed.lab.kubetypes import ApiError, Unreachable
 from testbed.lab.scenario.patience import BLIP_SECONDS
+from testbed.lab.scenario.question import LimitChange
 from testbed.lab.scenario.trial import TICKS, run_trial
 from testbed.lab.scenario.watched import parse_events
 from testbed.units import MIB
@@ -37,6 +38,8 @@ class FakeAccess:
         self.lines = {}
         self.releases = []
         self.deletions = []
+        self.changes = []
+        self.refuses = None  # what a change of limits meets
         self.started = False
         self.hits = 7  # of the card's earlier life
         self.ahead = ahead  # the node's clock before ours
@@ -118,6 +121,13 @@ class FakeAccess:
         self._blip("delete")
         self.deletions.append(name)
 
+    def set_limits(self, namespace, name, change):
+        self._blip("set_limits")
+        if self.refuses is not None:
+            raise self.refuses
+        self.changes.append((name, change, self.now))
+        self.now += 0.5  # it takes its time
+
     def cards(self, since):
         self._blip("cards")
         now = self.now + self.ahead
@@ -141,7 +151,7 @@ class FakeAccess:
         return "0/1 nodes are available"
 
 
-def go(access, deadline=60.0, containers=("main",), **options):
+def go(access, deadline=60.0, containers=("main",), enforcement="on", **options):
     pods = [
         {
             "kind": "Pod",
@@ -154,7 +164,7 @@ def go(access, deadline=60.0, containers=("main",), **options):
         access,
         "ns",
         pods,
-        enforcement="on",
+        enforcement=enforcement,
         deadline_seconds=deadline,
         clock=access.clock,
         pause=access.pause,
@@ -226,6 +236,46 @@ def test_a_pod_is_deleted_where_the_others_are_released(ahead):
     assert pod.deleted == pytest.approx(1000 + ahead, abs=60)
     assert pod.gone >= pod.deleted and pod.problem == ""
     assert pod.uid == "uid-a" and trial.pods["b"].deleted is None
+
+
+LESS = LimitChange(gpucores_pct=20)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 3600.0])
+def test_limits_are_changed_before_a_pod_is_released(ahead):
+    access = FakeAccess(ahead=ahead)
+    trial = go(access, changes={"a": {"one": LESS}})
+    ((name, change, when),) = access.changes
+    assert (name, change) == ("a", LESS)
+    let_go = next(at for pod, phase, at in access.releases if (pod, phase) == ("a", "one"))
+    told = trial.pods["a"].changes["one"]
+    # By the node's clock, as its samples are.
+    assert (told.asked, told.why) == (pytest.approx(when + ahead), "")
+    assert told.asked < told.done <= let_go + ahead
+    assert trial.pods["b"].changes == {}
+
+
+def test_a_change_that_is_refused_is_told_and_the_pod_goes_on():
+    access = FakeAccess()
+    access.refuses = InputError("--gpucores 90 is too much", why="30 % was promised")
+    trial = go(access, changes={"a": {"one": LESS}})
+    assert trial.pods["a"].changes["one"].why == "30 % was promised"
+    assert trial.pods["a"].problem == ""
+
+
+def test_a_change_at_a_bad_moment_is_made_again_once():
+    access = FakeAccess()
+    access.blips["set_limits"] = list(BLIPS[:2])
+    trial = go(access, changes={"a": {"one": LESS}})
+    assert len(access.changes) == 1 and not access.blips["set_limits"]
+    assert trial.pods["a"].changes["one"].why == ""
+
+
+def test_without_a_limiter_there_is_nothing_to_change():
+    access = FakeAccess()
+    trial = go(access, enforcement="off", changes={"a": {"one": LESS}})
+    assert access.changes == []
+    assert trial.pods["a"].changes["one"].why == "nothing limits it"
 
 
 def test_a_pod_that_somebody_deletes_is_told():
