@@ -103,6 +103,8 @@ ENV_LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ENV_DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
 ENV_PAGE_FOLDER = "VGPU_PAGE_FOLDER"
 ENV_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+#: Its value by which NVIDIA's runtime adds no card of its own accord.
+VISIBLE_VOID = "void"
 #: What tells the library its limits; those of ``ENV_LIMITS`` also with ``_<i>``.
 ENV_LIMITS = (ENV_MEMORY_LIMIT, ENV_SM_LIMIT)
 ENV_LIBRARY = (

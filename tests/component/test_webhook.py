@@ -388,6 +388,7 @@ def test_policy_refuses_what_the_webhook_would(api_server, guarded, tools):
     def env(name, value="1"):
         return {"env": [{"name": name, "value": value}]}
 
+    unseen = {"envFrom": [{"configMapRef": {"name": "c"}}]}
     for words, arguments in (
         ("container main is privileged", {"more": privileged}),
         ("container bad is privileged", side),
@@ -397,6 +398,8 @@ def test_policy_refuses_what_the_webhook_would(api_server, guarded, tools):
         ("sets a variable", {"more": env(f"{names.ENV_MEMORY_LIMIT}_0")}),
         ("sets a variable", {"more": env(names.ENV_VISIBLE, "all")}),
         ("sets a variable", {"more": env(names.ENV_CORE_POLICY, "Disable")}),
+        ("by envFrom", {"more": unseen}),
+        ("by envFrom", {"more": {**unseen, **env(names.ENV_VISIBLE, "all")}}),
     ):
         with pytest.raises(tools.ApiStatus, match=words):
             ask(**arguments)
@@ -405,6 +408,7 @@ def test_policy_refuses_what_the_webhook_would(api_server, guarded, tools):
         ask(scheduler="other", **arguments)
     ask(more=env(names.ENV_CORE_POLICY, "force"))
     ask(more=env("MINE"))
+    ask(more={**unseen, **env(names.ENV_VISIBLE, "void")})  # as admission leaves it
 
 
 # --- what the webhook is asked about ------------------------------------------------------

@@ -210,7 +210,7 @@ def _covers_nothing() -> Object:
 
 def _own_environment(config: DeviceConfig) -> Object:
     """A container with a share does not tell the library its limits itself."""
-    taken = sorted({*names.ENV_LIBRARY, names.ENV_VISIBLE} - {names.ENV_CORE_POLICY})
+    taken = sorted({*names.ENV_LIBRARY} - {names.ENV_CORE_POLICY})
     set_by_us = {names.ENV_PRIORITY} & set(taken)
     listed = _list([name for name in taken if name not in set_by_us])
     numbered = " || ".join(f"e.name.startsWith({_text(name + '_')})" for name in names.ENV_LIMITS)
@@ -219,15 +219,24 @@ def _own_environment(config: DeviceConfig) -> Object:
         "!(e.?value.orValue('').lowerAscii() in "
         f"{_list(('default', 'force', config.gpuCorePolicy))}))"
     )
+    # Admission itself hides the cards from what `envFrom` brings, which nobody sees here.
+    visible, hidden = f"e.name == {_text(names.ENV_VISIBLE)}", _text(names.VISIBLE_VOID)
+    void = f"{visible} && e.?value.orValue('') == {hidden}"
+    shown = f"({visible} && e.?value.orValue('') != {hidden})"
+    unseen = (
+        "request.operation == 'CREATE' && size(c.?envFrom.orValue([])) > 0 && "
+        f"!c.?env.orValue([]).exists(e, {void})"
+    )
     counts = _list([vendor.count for vendor in vendors(config) if vendor.library])
     label = f"namespaceObject.metadata.?labels[?{_text(names.OWN_ENVIRONMENT_LABEL)}]"
     return {
         "expression": f"{label}.orValue('') == {_text(names.OWN_ENVIRONMENT_ALLOWED)} || "
         f"!({_containers(ephemeral=False)}).exists(c, "
         f"{counts}.exists(r, r in c.?resources.?limits.orValue({{}})) && "
-        f"c.?env.orValue([]).exists(e, e.name in {listed} || {numbered} || {lifted}))",
+        f"(({unseen}) || "
+        f"c.?env.orValue([]).exists(e, e.name in {listed} || {numbered} || {lifted} || {shown})))",
         "message": "a container with a share of a card sets a variable of the library that keeps"
-        " it to its share; an administrator allows that by the label"
+        " it to its share, or may do so by envFrom; an administrator allows that by the label"
         f" {names.OWN_ENVIRONMENT_LABEL}={names.OWN_ENVIRONMENT_ALLOWED} on the namespace",
         "reason": "Forbidden",
     }

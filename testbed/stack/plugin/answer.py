@@ -85,7 +85,7 @@ def container_answer(
     """
     cdi = tuple(f"{names.CDI_KIND}={share.uuid}" for share in grant.shares)
     # CUDA images carry NVIDIA_VISIBLE_DEVICES=all; NVIDIA's runtime would add every card.
-    env = {names.ENV_VISIBLE: "void"}
+    env = {names.ENV_VISIBLE: names.VISIBLE_VOID}
     if config.enforcement == "off":
         return ContainerAnswer(cdi=cdi, env=env)
 

@@ -141,6 +141,11 @@ def _asking(
         ours[names.ENV_PRIORITY] = str(priority)
     if config.gpuCorePolicy != "default":
         ours[names.ENV_CORE_POLICY] = config.gpuCorePolicy
+    if container.get("envFrom") and not own_environment:
+        # What a ConfigMap or Secret sets is not seen here, and goes before what the plugin
+        # sets; a variable of the container's own goes before both. This one would show
+        # every card; limits come from the region, which no variable moves.
+        ours[names.ENV_VISIBLE] = names.VISIBLE_VOID
     if not own_environment:
         taken = environment.take_away(container, ours, config)
         if taken:

@@ -566,6 +566,24 @@ def test_the_librarys_variables_are_taken_away(name, form):
     assert own["containers"][0]["env"] == found["spec"]["containers"][0]["env"]
 
 
+@pytest.mark.parametrize("source", ["configMapRef", "secretRef"])
+@pytest.mark.parametrize("own", [[], [{"name": names.ENV_VISIBLE, "value": "all"}]])
+def test_cards_are_hidden_from_what_nobody_sees_here(source, own):
+    """A container's own variable goes before what envFrom brings."""
+    many = {"envFrom": [{source: {"name": "c"}}], "env": [*own, {"name": "MINE", "value": "1"}]}
+    found = pod(
+        container("gpu", limits={GPU: "1"}, **copy.deepcopy(many)),
+        container("plain", **copy.deepcopy(many)),
+    )
+    after = admitted(found)["spec"]["containers"]
+    hidden = {"name": names.ENV_VISIBLE, "value": "void"}
+    assert after[0]["env"] == [{"name": "MINE", "value": "1"}, hidden]
+    assert after[0]["envFrom"] == many["envFrom"]
+    assert after[1] == found["spec"]["containers"][1]
+    allowed = admitted(found, context=Context(own_environment=True))["spec"]["containers"]
+    assert allowed[0]["env"] == many["env"]
+
+
 @pytest.mark.parametrize("value", ["force", "default", "FORCE"])
 def test_a_policy_that_lifts_no_limit_is_the_pods_own(value):
     env = [{"name": names.ENV_CORE_POLICY, "value": value}]
