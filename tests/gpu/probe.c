@@ -42,6 +42,12 @@ struct process { unsigned pid; unsigned long long bytes; unsigned gi, ci; };
     F(cuMemFree_v2, (CUdeviceptr))                                                            \
     F(cuMemGetInfo_v2, (size_t *, size_t *))                                                  \
     F(cuMemHostAlloc, (void **, size_t, unsigned))                                            \
+    F(cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                                     \
+    F(cuMemFreeAsync, (CUdeviceptr, CUstream))                                                \
+    F(cuDeviceGetDefaultMemPool, (void **, CUdevice))                                         \
+    F(cuMemPoolGetAttribute, (void *, int, void *))                                           \
+    F(cuMemPoolSetAttribute, (void *, int, void *))                                           \
+    F(cuMemPoolTrimTo, (void *, size_t))                                                      \
     F(cuMemcpyDtoH_v2, (void *, CUdeviceptr, size_t))                                         \
     F(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))                    \
     F(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                          \
@@ -450,10 +456,11 @@ static void facts(void)
 static void hog(double kernel_us, double seconds, int sync)
 {
     start();
-    enum { OUT = 64 };
+    enum { OUT = 64, WINDOWS = 200 };
     CUevent events[OUT];
     for (int i = 0; i < OUT; i++)
         OK(cuEventCreate(&events[i], 2));
+    uint64_t windows[WINDOWS] = {0}; /* of half a second */
     uint64_t launched = 0, batch = kernel_us < 50 ? 16 : 1;
     double begin = now_us();
     while (now_us() < begin + seconds * 1e6) {
@@ -467,13 +474,77 @@ static void hog(double kernel_us, double seconds, int sync)
         else
             OK(cuEventRecord(events[i], stream));
         launched++;
+        int window = (int)((now_us() - begin) / 5e5);
+        windows[window < WINDOWS ? window : WINDOWS - 1] += batch;
     }
     OK(cuStreamSynchronize(stream));
     double took = now_us() - begin;
     printf("{\"pid\": %d, \"kernel_us\": %.1f, \"kernels\": %" PRIu64
-           ", \"seconds\": %.3f, \"share_pct\": %.2f}\n",
+           ", \"seconds\": %.3f, \"share_pct\": %.2f, \"half_seconds_pct\": [",
            getpid(), kernel_us, launched * batch, took / 1e6,
            (double)(launched * batch) * kernel_us / took * 100);
+    for (int i = 0; i < WINDOWS && i < (int)(seconds * 2); i++)
+        printf("%s%.1f", i ? ", " : "", (double)windows[i] * kernel_us / 5e5 * 100);
+    puts("]}");
+}
+
+static unsigned long long own_bytes(void)
+{
+    unsigned count = 64;
+    struct process processes[64];
+    nvmlDevice_t card;
+    OK(nvmlInit_v2());
+    OK(nvmlDeviceGetHandleByIndex_v2(0, &card));
+    OK(nvmlDeviceGetComputeRunningProcesses_v3(card, &count, processes));
+    for (unsigned i = 0; i < count; i++)
+        if (processes[i].pid == (unsigned)getpid())
+            return processes[i].bytes;
+    return 0;
+}
+
+static void told(const char *step)
+{
+    size_t available, total;
+    OK(cuMemGetInfo_v2(&available, &total));
+    printf("%s{\"step\": \"%s\", \"own\": %llu, \"free\": %zu}", step[0] == 'c' ? "" : ", ", step,
+           own_bytes(), available);
+}
+
+/* What the driver takes on the card around stream-ordered memory, call by call. */
+static void ordered(void)
+{
+    start();
+    void *pool;
+    unsigned long long value = 0;
+    CUdeviceptr ptr[4];
+    fputs("{\"steps\": [", stdout);
+    told("context");
+    OK(cuDeviceGetDefaultMemPool(&pool, 0));
+    told("default pool");
+    OK(cuMemPoolGetAttribute(pool, 5, &value));
+    told("attribute read");
+    value = ~0ull;
+    OK(cuMemPoolSetAttribute(pool, 4, &value));
+    told("attribute set");
+    static const size_t sizes[] = {2u << 20, 32u << 20, 1u << 30, 600};
+    for (int i = 0; i < 4; i++) {
+        OK(cuMemAllocAsync(&ptr[i], sizes[i], stream));
+        told("allocated");
+        OK(cuStreamSynchronize(stream));
+        told("waited");
+        OK(cuMemPoolGetAttribute(pool, 5, &value));
+        printf(", {\"reserved\": %llu}", value);
+    }
+    launch_spin(10, stream, 1);
+    OK(cuStreamSynchronize(stream));
+    told("ran a kernel");
+    for (int i = 0; i < 4; i++)
+        OK(cuMemFreeAsync(ptr[i], stream));
+    OK(cuStreamSynchronize(stream));
+    told("freed");
+    OK(cuMemPoolTrimTo(pool, 0));
+    told("trimmed");
+    puts("]}");
 }
 
 /* Host time of one launch on a stream that is not full, ns: median of batches. */
@@ -558,8 +629,9 @@ static void watch(double seconds)
     printf("{\"samples\": [");
     const char *comma = "";
     for (double end = now_us() + seconds * 1e6; now_us() < end;) {
-        struct utilization found[64];
-        unsigned count = 64;
+        /* The driver wants room for all that it ever keeps, however few are new. */
+        static struct utilization found[4096];
+        unsigned count = 4096;
         double t = now_us();
         int result = nvmlDeviceGetProcessUtilization(card, found, &count, seen);
         asked += now_us() - t;
@@ -582,8 +654,9 @@ static void watch(double seconds)
         rest_us(10000);
     }
     printf("], \"call_us\": %.1f", asked / calls);
-    struct utilization_info infos[64];
-    struct utilization_infos all = {.version = sizeof all | 1u << 24, .count = 64, .infos = infos};
+    static struct utilization_info infos[4096];
+    struct utilization_infos all = {
+        .version = sizeof all | 1u << 24, .count = 4096, .infos = infos};
     int code = nvmlDeviceGetProcessesUtilizationInfo == NULL
                    ? -1
                    : nvmlDeviceGetProcessesUtilizationInfo(card, &all);
@@ -652,13 +725,15 @@ int main(int argc, char **argv)
         slices(atof(argv[2]));
     else if (strcmp(mode, "cost") == 0)
         cost();
+    else if (strcmp(mode, "ordered") == 0)
+        ordered();
     else if (strcmp(mode, "lag") == 0)
         lag();
     else if (strcmp(mode, "watch") == 0 && argc == 3)
         watch(atof(argv[2]));
     else {
         fputs("probe facts | hog US SECONDS deep|sync | duty PERCENT PERIOD_MS SECONDS | "
-              "slices SECONDS | cost | lag | watch SECONDS\n", stderr);
+              "slices SECONDS | cost | ordered | lag | watch SECONDS\n", stderr);
         return 2;
     }
     return 0;
