@@ -15,6 +15,7 @@ from testbed.cli.options import (
     Provider,
     complete_cards,
     format_of,
+    resolved,
 )
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
@@ -26,7 +27,7 @@ def cluster(
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, max=100, help="How often; medians count.")
     ] = 3,
-    provider: Provider = "process",
+    provider: Provider = "",
     cards: Annotated[
         str, typer.Option("--cards", help=CARDS_HELP, autocompletion=complete_cards)
     ] = DEFAULT_CARDS,
@@ -50,7 +51,7 @@ def cluster(
         found = measure(
             ConsoleProgress(),
             name=checked_name(name),
-            provider=provider,
+            provider=resolved(provider, name),
             spec=cluster_spec(cards, nodes),
             repeat=repeat,
         )

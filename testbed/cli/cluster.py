@@ -18,6 +18,7 @@ from testbed.cli.options import (
     Provider,
     complete_cards,
     format_of,
+    resolved,
 )
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
@@ -31,7 +32,7 @@ def up(
         str, typer.Option("--cards", help=CARDS_HELP, autocompletion=complete_cards)
     ] = DEFAULT_CARDS,
     nodes: Nodes = None,
-    provider: Provider = "process",
+    provider: Provider = "",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="API server's port on 127.0.0.1.")
     ] = 0,
@@ -48,7 +49,7 @@ def up(
         from testbed.lab.testbed import Testbed, checked_name, cluster_spec
 
         spec = cluster_spec(cards, nodes, port)
-        testbed = Testbed(checked_name(name), provider)
+        testbed = Testbed(checked_name(name), resolved(provider, name))
         progress = ConsoleProgress()
         with (
             testbed.use("up", progress) as use,
@@ -91,13 +92,14 @@ def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
 def kubeconfig(
     name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False
 ) -> None:
-    """Print the path of the kubeconfig (context testbed-NAME)."""
+    """Print the path of the kubeconfig (context testbed-NAME, of kind: kind-NAME)."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab.testbed import Testbed, checked_name
 
-        path = Testbed(checked_name(name)).cluster.kubeconfig()
-        emit({"kubeconfig": path, "context": f"testbed-{name}"}, str(path), chosen)
+        cluster = Testbed(checked_name(name)).cluster
+        path = cluster.kubeconfig()
+        emit({"kubeconfig": path, "context": cluster.context}, str(path), chosen)
 
 
 def status_text(status: ClusterStatus) -> str:

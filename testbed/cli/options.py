@@ -6,6 +6,7 @@ completes a word or shows its help must be there at once.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from testbed.cli.output import Format
 #: Same as ``testbed.lab.testbed.DEFAULT_NAME``, which takes a second to import.
 DEFAULT_NAME = "vgpu"
 DEFAULT_CARDS = "a100-80gb:1"
-PROVIDERS = ("process",)
+PROVIDERS = ("process", "kind", "auto")
 
 
 def complete_name(incomplete: str) -> list[str]:
@@ -62,7 +63,9 @@ Provider = Annotated[
     str,
     typer.Option(
         "--provider",
-        help="Kind of cluster: " + ", ".join(PROVIDERS) + ".",
+        help="Kind of cluster: " + ", ".join(PROVIDERS) + "; by default the testbed's that is up,"
+        " else process. auto is kind where an engine and its images are at hand.",
+        show_default=False,
         autocompletion=lambda: list(PROVIDERS),
     ),
 ]
@@ -70,6 +73,20 @@ Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of 
 CARDS_HELP = (
     "Cards of each node: PROFILE[:COUNT][,…]; with semicolons one list a node: 'a100-80gb:8;t4:16'."
 )
+
+
+def resolved(provider: str, name: str) -> str:
+    """Return the kind of cluster that is meant; says how it was chosen where we chose.
+
+    Raises:
+        InputError: no such kind, or a testbed of that name is of another.
+    """
+    from testbed.lab.cluster import resolve
+
+    found = resolve(provider, name)
+    if found.why:
+        print(found.why, file=sys.stderr, flush=True)
+    return found.kind
 
 
 def format_of(output: Format, as_json: bool) -> Format:

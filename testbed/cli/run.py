@@ -23,6 +23,7 @@ from testbed.cli.options import (
     complete_cards,
     complete_case,
     format_of,
+    resolved,
 )
 from testbed.cli.output import Format, errors_as_exit_codes
 
@@ -44,7 +45,7 @@ def run(
         ),
     ] = None,
     name: Name = DEFAULT_NAME,
-    provider: Provider = "process",
+    provider: Provider = "",
     cards: Annotated[
         str,
         typer.Option(
@@ -87,7 +88,7 @@ def run(
         notebooks = root.parent / "notebooks"
         for case in cases:
             check_case(case, notebooks / f"{case.question}.ipynb")
-        testbed = Testbed(checked_name(name), provider)
+        testbed = Testbed(checked_name(name), resolved(provider, name))
         needed = cards_needed(cases)
         # Without a wish: what was there before, else what the cases need.
         wish = cluster_spec(cards or f"a100-80gb:{needed}", nodes) if cards or nodes else None

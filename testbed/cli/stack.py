@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Annotated
 
 import typer
 
 from testbed.cli.evidence import kept
-from testbed.cli.options import DEFAULT_NAME, Json, Name, Output, format_of
+from testbed.cli.options import DEFAULT_NAME, Json, Name, Output, Provider, format_of, resolved
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
 RenewCertificates = Annotated[
@@ -55,19 +56,21 @@ def render(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
             print(yaml.safe_dump_all(manifests, sort_keys=False), end="")
 
 
-def prepare(output: Output = Format.table, as_json: Json = False) -> None:
+def prepare(
+    provider: Provider = "process", output: Output = Format.table, as_json: Json = False
+) -> None:
     """Fetch or build everything that a testbed needs, and start nothing."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
-        from testbed.lab import binaries, images
+        from testbed.lab.cluster import provider as cluster
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.report.table import columns
 
         progress = ConsoleProgress()
-        programs = binaries.ensure(progress)
-        prepared = images.prepare(progress)
-        rows = [("binaries", str(programs.folder))]
-        rows += [(image.reference, str(image.archive)) for image in prepared]
+        # For no testbed in particular.
+        name = f"prepare-{os.getpid()}"
+        made = cluster(resolved(provider, name), name).prepare(progress)
+        rows = [(name, str(path)) for name, path in made.items()]
         emit(
             [{"name": name, "path": path} for name, path in rows],
             columns(("NAME", "PATH"), rows),

@@ -88,7 +88,7 @@ def find(
 
 def component(name: str) -> str:
     """Return which component a process's log is of: ``kubelet`` of ``vgpu-node-1-kubelet``."""
-    match = re.fullmatch(r".+-node-\d+(?:-(.+))?", name)
+    match = re.fullmatch(r".+-(?:node-\d+|control-plane|worker\d*)(?:-(.+))?", name)
     return (match[1] or "init") if match else name
 
 

@@ -52,15 +52,15 @@ class Testbed:
 
     Args:
         name: Names state folder, kubeconfig context and nodes.
-        provider: ``process``.
+        provider: ``process``, ``kind``, ``auto``; without it whichever is there.
     """
 
     __test__ = False  # pytest: not a test class
 
-    def __init__(self, name: str = DEFAULT_NAME, provider: str = "process") -> None:
+    def __init__(self, name: str = DEFAULT_NAME, provider: str = "") -> None:
         self.name = name
-        self.provider = provider
         self.cluster: Cluster = cluster_provider(provider, name)
+        self.provider: str = self.cluster.provider
         self._kube: Kube | None = None
 
     @property

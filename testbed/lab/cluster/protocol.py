@@ -106,6 +106,19 @@ class Cluster(Protocol):
     provider: ClassVar[str]
     name: str
 
+    @property
+    def context(self) -> str:
+        """The kubeconfig's context."""
+        ...
+
+    def prepare(self, progress: Progress) -> Mapping[str, Path]:
+        """Make once what ``up`` needs, and start nothing; return what was made, by name.
+
+        Raises:
+            MissingTool, TestbedError.
+        """
+        ...
+
     def up(
         self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
     ) -> ClusterStatus:

@@ -25,7 +25,9 @@ class FakeTestbed:
     def __init__(self, *, state="absent", inherited=False, breaks=""):
         self.state, self.inherited, self.breaks = state, inherited, breaks
         self.now, self.log = 0.0, []
-        self.cluster = SimpleNamespace(status=lambda: SimpleNamespace(state=self.state))
+        self.cluster = SimpleNamespace(
+            status=lambda: SimpleNamespace(state=self.state), prepare=lambda progress: {}
+        )
         self.kube = self
 
     def does(self, what, seconds):

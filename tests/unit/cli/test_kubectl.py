@@ -15,7 +15,9 @@ from testbed.lab import testbed
 
 
 def cluster(name: str) -> SimpleNamespace:
-    return SimpleNamespace(kubeconfig=lambda: Path("/state", name, "kubeconfig"))
+    return SimpleNamespace(
+        provider="process", kubeconfig=lambda: Path("/state", name, "kubeconfig")
+    )
 
 
 @pytest.mark.parametrize(

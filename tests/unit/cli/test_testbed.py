@@ -120,7 +120,6 @@ def test_a_broken_testbed_comes_back_as_it_was(world):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("kind", "not in this version"),
         ("existing", "not in this version"),
         ("proces", "mean process"),
     ],

@@ -34,6 +34,7 @@ def render(
     front: str,
     containerd: int,
     patches: Sequence[str] = (),
+    kubeadm_patches: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the configuration document.
 
@@ -45,6 +46,7 @@ def render(
         front: The OCI front's path, as a node sees it.
         containerd: Version of the configuration file of the image's containerd (2, 3 or 4).
         patches: More patches of containerd's configuration (TOML), for all nodes.
+        kubeadm_patches: More patches of kubeadm's configuration (YAML), for all nodes.
     """
     networking: dict[str, Any] = {"apiServerAddress": "127.0.0.1"}
     if port:
@@ -55,7 +57,7 @@ def render(
         "name": name,
         "networking": networking,
         "containerdConfigPatches": [containerd_patch(front, containerd), *patches],
-        "kubeadmConfigPatches": [_kubelet_patch()],
+        "kubeadmConfigPatches": [_kubelet_patch(), *kubeadm_patches],
         "nodes": [_node(each, image) for each in nodes],
     }
 

@@ -419,3 +419,43 @@ def _failure(place: Place) -> str:
         if service["failures"] >= 2:
             return f"{name} ended with {service['exit']}"
     return ""
+
+
+def outer_pid(token: str, pid: int) -> int:
+    """Return the host's pid of a process of an engine's namespaces; 0 where it is gone."""
+    init = init_of(token)
+    if init is None:
+        return 0
+    try:
+        space = Path(f"/proc/{init.pid}/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit():
+            continue
+        try:
+            words = _line_of(each / "status", "NSpid:")
+            # A node has a namespace of its own below: the host's pid comes first, the
+            # engine's second.
+            if len(words) > 2 and words[1] == str(pid) and _below(each, space):
+                return int(each.name)
+        except OSError:
+            continue
+    return 0
+
+
+def _line_of(path: Path, key: str) -> list[str]:
+    for line in path.read_text().splitlines():
+        if line.startswith(key):
+            return line.split()[1:]
+    return []
+
+
+def _below(process: Path, space: int) -> bool:
+    """Tell whether a process's parents lead to a namespace: pids repeat between them."""
+    while process.name not in ("0", "1"):
+        if (process / "ns/pid").stat().st_ino == space:
+            return True
+        parent = _line_of(process / "status", "PPid:")
+        process = Path("/proc") / (parent[0] if parent else "0")
+    return False

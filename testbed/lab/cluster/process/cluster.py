@@ -64,6 +64,11 @@ class ProcessCluster:
 
     # --- commands ----------------------------------------------------------
 
+    def prepare(self, progress: Progress) -> dict[str, Path]:
+        programs = self._parts.programs(progress)
+        made = {image.reference: image.archive for image in self._parts.images(progress)}
+        return {"binaries": programs.binaries, **made}
+
     def up(
         self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
     ) -> ClusterStatus:

@@ -54,14 +54,7 @@ class Record:
 
     def known_images(self) -> list[Image]:
         """Return the images that the nodes have."""
-        return [
-            Image(
-                reference=reference,
-                archive=Path(archive),
-                binds=tuple(Bind(source=Path(a), destination=b) for a, b in binds),
-            )
-            for reference, archive, binds in self.images
-        ]
+        return image_values(self.images)
 
     @classmethod
     def read(cls, path: Path) -> Record | None:
@@ -88,4 +81,16 @@ def image_list(images: Iterable[Image]) -> list[list[Any]]:
             [[str(bind.source), bind.destination] for bind in each.binds],
         ]
         for each in images
+    ]
+
+
+def image_values(images: Iterable[list[Any]]) -> list[Image]:
+    """Return images that a record keeps; the reverse of ``image_list``."""
+    return [
+        Image(
+            reference=reference,
+            archive=Path(archive),
+            binds=tuple(Bind(source=Path(a), destination=b) for a, b in binds),
+        )
+        for reference, archive, binds in images
     ]
