@@ -76,46 +76,76 @@ def write(path: Path, reference: str, content: bytes, settings: Settings) -> Non
         content: The layer.
         settings: Of the image.
     """
-    digest = _digest(content)
+    image = describe(reference, [Blob.of(content)], settings)
+    blobs = [
+        Entry(name=blob_name(blob), mode=0o644, data=data)
+        for blob, data in (*image.blobs, (Blob.of(content), content))
+    ]
+    folders = [Entry(name="blobs"), Entry(name="blobs/sha256")]
+    path.write_bytes(layer([*index([image]), *folders, *blobs]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """What descriptors say of content: ``sha256:<hex>`` and the number of bytes."""
+
+    digest: str
+    size: int
+
+    @classmethod
+    def of(cls, data: bytes) -> Blob:
+        return cls(digest=f"sha256:{hashlib.sha256(data).hexdigest()}", size=len(data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """An image without its layers: its entry of the index, its configuration and manifest."""
+
+    entry: Mapping[str, Any]
+    blobs: Sequence[tuple[Blob, bytes]]
+
+
+def describe(reference: str, layers: Sequence[Blob], settings: Settings) -> Described:
+    """Return configuration and manifest of an image of uncompressed layers."""
     config = _json(
         {
             "architecture": "amd64",
             "os": "linux",
             "config": settings.document(),
-            "rootfs": {"type": "layers", "diff_ids": [digest]},
+            "rootfs": {"type": "layers", "diff_ids": [blob.digest for blob in layers]},
         }
     )
     manifest = _json(
         {
             "schemaVersion": 2,
             "mediaType": f"{_MEDIA}.manifest.v1+json",
-            "config": _descriptor(f"{_MEDIA}.config.v1+json", config),
-            "layers": [_descriptor(f"{_MEDIA}.layer.v1.tar", content)],
+            "config": _descriptor(f"{_MEDIA}.config.v1+json", Blob.of(config)),
+            "layers": [_descriptor(f"{_MEDIA}.layer.v1.tar", blob) for blob in layers],
         }
     )
-    index = {
-        "schemaVersion": 2,
-        "manifests": [
-            {
-                **_descriptor(f"{_MEDIA}.manifest.v1+json", manifest),
-                "platform": {"architecture": "amd64", "os": "linux"},
-                "annotations": {
-                    "io.containerd.image.name": full_name(reference),
-                    "org.opencontainers.image.ref.name": reference.rpartition(":")[2],
-                },
-            }
-        ],
+    entry = {
+        **_descriptor(f"{_MEDIA}.manifest.v1+json", Blob.of(manifest)),
+        "platform": {"architecture": "amd64", "os": "linux"},
+        "annotations": {
+            "io.containerd.image.name": full_name(reference),
+            "org.opencontainers.image.ref.name": reference.rpartition(":")[2],
+        },
     }
-    blobs = [
-        Entry(name=f"blobs/sha256/{_digest(blob).removeprefix('sha256:')}", mode=0o644, data=blob)
-        for blob in (config, manifest, content)
-    ]
-    files = [
+    return Described(entry=entry, blobs=[(Blob.of(config), config), (Blob.of(manifest), manifest)])
+
+
+def index(images: Sequence[Described]) -> list[Entry]:
+    """Return the files of an OCI layout that say which images it holds."""
+    document = {"schemaVersion": 2, "manifests": [image.entry for image in images]}
+    return [
         Entry(name="oci-layout", mode=0o644, data=_json({"imageLayoutVersion": "1.0.0"})),
-        Entry(name="index.json", mode=0o644, data=_json(index)),
+        Entry(name="index.json", mode=0o644, data=_json(document)),
     ]
-    folders = [Entry(name="blobs"), Entry(name="blobs/sha256")]
-    path.write_bytes(layer([*files, *folders, *blobs]))
+
+
+def blob_name(blob: Blob) -> str:
+    """Return where a layout keeps a blob."""
+    return f"blobs/sha256/{blob.digest.removeprefix('sha256:')}"
 
 
 def full_name(reference: str) -> str:
@@ -130,12 +160,8 @@ def full_name(reference: str) -> str:
     return f"docker.io/{reference}" if slash else f"docker.io/library/{reference}"
 
 
-def _descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
-    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
-
-
-def _digest(blob: bytes) -> str:
-    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
+def _descriptor(media_type: str, blob: Blob) -> dict[str, Any]:
+    return {"mediaType": media_type, "digest": blob.digest, "size": blob.size}
 
 
 def _json(value: object) -> bytes:
