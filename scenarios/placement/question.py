@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import Any, ClassVar
 
 import msgspec
@@ -25,6 +25,8 @@ from testbed.lab.scenario.staging import Move, StagedPod, Staging, Taken
 from testbed.stack import names, policy
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?")
+_LINK = re.compile(r"(\d{1,2})-(\d{1,2})")
+_LINKED = "topology-aware"
 _SHADES = " ░▒▓█"
 #: Fullness is a sum of three quotients.
 _EQUAL = 1e-9
@@ -57,6 +59,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     nodes: int = 2
     cards: int = 4
     card_mib: int = 81050
+    #: What links between a node's cards are worth, ``0-1`` by their indices; others nothing.
+    links: dict[str, int] = {}
 
 
 MEANINGS = {
@@ -102,8 +106,23 @@ class Placement:
                     f"policy {name} is the same in the control",
                     why="then the control could not tell whether it is followed",
                 )
+            if _LINKED in one.card.split(","):
+                if not parameters.links:
+                    raise InputError(f"policy {name} looks at links, and the case has none")
+                if {"binpack", "spread"} & set(one.card.split(",")):
+                    raise InputError(
+                        f"policy {name}: links and fullness together are not judged",
+                        hint=f"use {_LINKED}, alone or with mutex or numa",
+                    )
             if unknown := set(one.waits) - set(parameters.pods):
                 raise InputError(f"policy {name}: no pod {', '.join(sorted(unknown))}")
+        for key, worth in parameters.links.items():
+            ends = _ends(key)
+            if ends is None or not ends[0] < ends[1] < parameters.cards or worth < 0:
+                raise InputError(
+                    f"link {key!r} of worth {worth} cannot be used",
+                    hint="name two cards of a node, such as 0-1, the lower one first",
+                )
         for name, ask in parameters.pods.items():
             if not 1 <= ask.cards <= parameters.cards or not 1 <= ask.gpucores <= 100:
                 raise InputError(
@@ -137,7 +156,8 @@ class Placement:
                     mem_mib=parameters.card_mib,
                     model="NVIDIA A100-SXM4-80GB",
                 )
-                nodes.append(SimulatedNode(name=own, group=name, cards=cards))
+                links = tuple((*_pair(key), worth) for key, worth in parameters.links.items())
+                nodes.append(SimulatedNode(name=own, group=name, cards=cards, links=links))
             for pod in parameters.order:
                 ask = parameters.pods[pod]
                 container = staging.container(
@@ -323,6 +343,8 @@ def broken_rule(
             pool = next((half for half in whole if set(given) <= set(half)), [])
             if not pool:
                 return f"{', '.join(given)} lie on two NUMA nodes, and one had enough cards"
+    if _LINKED in words:
+        return _not_best_linked(given, pool, parameters)
     rest = [free[label] for label in pool if label not in given]
     grades = [free[label] for label in given]
     if rest and "binpack" in words and min(grades) < max(rest) - _EQUAL:
@@ -330,6 +352,37 @@ def broken_rule(
     if rest and "spread" in words and max(grades) > min(rest) + _EQUAL:
         return f"{', '.join(given)}: an emptier card could take it"
     return ""
+
+
+def _not_best_linked(given: Sequence[str], pool: Sequence[str], parameters: Parameters) -> str:
+    """Return how cards are not those with the best links; one card alone has the worst."""
+    if len(given) == 1:
+        worths = {one: sum(_worth(one, label, parameters) for label in pool) for one in pool}
+        if worths[given[0]] > min(worths.values()):
+            return f"{given[0]}: a card with worse links could take it"
+        return ""
+
+    def worth(cards: Sequence[str]) -> int:
+        return sum(_worth(one, other, parameters) for one, other in combinations(cards, 2))
+
+    if worth(given) < max(map(worth, combinations(pool, len(given)))):
+        return f"{', '.join(given)}: cards with better links could take it"
+    return ""
+
+
+def _worth(one: str, other: str, parameters: Parameters) -> int:
+    ends = sorted(int(label.rpartition("/")[2]) for label in (one, other))
+    return parameters.links.get(f"{ends[0]}-{ends[1]}", 0)
+
+
+def _ends(key: str) -> tuple[int, int] | None:
+    found = _LINK.fullmatch(key)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _pair(key: str) -> tuple[int, int]:
+    one, _, other = key.partition("-")
+    return int(one), int(other)
 
 
 def _fits(taken: Taken, ask: Ask, card_mib: int) -> bool:

@@ -20,6 +20,7 @@ from testbed.errors import TestbedError
 from testbed.lab.kube import Kube
 from testbed.stack import names
 from testbed.stack.codec import encode_register
+from testbed.stack.codec.links import encode_links
 from testbed.stack.model import Card
 
 LABEL = "vgpu-testbed.dev/simulated"
@@ -37,11 +38,13 @@ class SimulatedNode:
         name: Its name in the question; the cluster's has the trial before it.
         group: Pods choose among the nodes of their group.
         cards: What it registers; uuids are told apart by the trial.
+        links: What links between its cards are worth: index, index, worth.
     """
 
     name: str
     group: str
     cards: tuple[Card, ...]
+    links: tuple[tuple[int, int, int], ...] = ()
 
 
 def cards_of(
@@ -55,6 +58,15 @@ def cards_of(
         )
         for index in range(count)
     )  # fmt: skip
+
+
+def _links(node: SimulatedNode) -> dict[str, dict[str, int]]:
+    """Return the worth of each link by uuids, told once from each end."""
+    uuids = {card.index: card.uuid for card in node.cards}
+    found: dict[str, dict[str, int]] = {uuid: {} for uuid in uuids.values()}
+    for one, other, worth in node.links:
+        found[uuids[one]][uuids[other]] = found[uuids[other]][uuids[one]] = worth
+    return found
 
 
 def node_manifest(name: str, group: str) -> dict[str, Any]:
@@ -107,6 +119,8 @@ class Nodes:
             for name, node in self._nodes:
                 self._kube.create(node_manifest(name, self._group_of(node.group)))
                 notes = {names.NODE_REGISTER: encode_register(node.cards)}
+                if node.links:
+                    notes[names.NODE_SCORE] = encode_links(_links(node))
                 self._plugin.patch("v1", "Node", name, {"metadata": {"annotations": notes}})
             self._write()
         except BaseException:

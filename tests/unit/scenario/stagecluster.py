@@ -8,6 +8,7 @@ import json
 from testbed.lab.kube import ApiError
 from testbed.stack import names
 from testbed.stack.codec import decode_register, encode_pod_shares
+from testbed.stack.codec.links import decode_links
 from testbed.stack.config import DeviceConfig
 from testbed.stack.placement import fold
 from testbed.stack.placement.decide import Offer, decide
@@ -62,7 +63,8 @@ class Cluster:
             found["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
         if kind == "Node":
             notes = found["metadata"].get("annotations", {})
-            self.cards.set_node(name, decode_register(notes[names.NODE_REGISTER]))
+            links = decode_links(notes.get(names.NODE_SCORE, ""))
+            self.cards.set_node(name, decode_register(notes[names.NODE_REGISTER]), links=links)
         elif name in self.shares:
             self._book(found)
         self._schedule()

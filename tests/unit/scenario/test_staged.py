@@ -134,7 +134,8 @@ def test_the_heat_map_shows_the_cards_of_each_policy(monkeypatch):
     _, rows = question.story(parameters, played(question, parameters, monkeypatch))
     last = {row[0]: row for row in rows if row[1] == "d"}
     assert last["binpack"][2:10] == ("█▓ 86/70", "█▓ 86/70", *6 * ("   0/0",))
-    assert rows[-1][1] == "whole" and "numa-1/0" in rows[-1][-1]
+    whole = {row[0]: row for row in rows if row[1] == "whole"}
+    assert "numa-1/0" in whole["numa"][-1]
 
 
 def test_a_trial_that_breaks_leaves_nothing_behind(monkeypatch):
@@ -150,6 +151,22 @@ def test_a_trial_that_breaks_leaves_nothing_behind(monkeypatch):
         staging.stage(cluster, cluster, question.staging(parameters, control=False),
                       mode="on", step=Step())  # fmt: skip
     assert not (cluster.pods or cluster.nodes or cluster.spaces)
+
+
+def test_links_are_looked_at_by_the_policy_that_names_them(monkeypatch):
+    question, parameters = opened("placement")
+    only = {"topology": msgspec.to_builtins(parameters.policies["topology"])}
+    given = {**msgspec.to_builtins(parameters), "policies": only}
+    linked = checked_parameters(question, given)
+    story = question.story(linked, played(question, linked, monkeypatch))[1]
+    outcomes = {row[1]: row[-1] for row in story}
+    assert outcomes["a"] in ("topology-0/2", "topology-0/3")  # the worst linked
+    assert outcomes["pair"] == "topology-0/0, topology-0/1"  # the best linked
+    # Judged by other links, the same choice is not the best.
+    other = checked_parameters(question, {**given, "links": {"0-2": 200, "0-1": 10}})
+    trial = played(question, linked, monkeypatch)
+    assert failed(question.checks(linked, trial)) == set()
+    assert failed(question.checks(other, trial)) == {"policy"}
 
 
 BAD = [
@@ -170,6 +187,14 @@ BAD = [
     ("placement", {"policies": {"x": {"card": "first", "control_card": "numa"}}}, "first"),
     ("placement", {"pods": {"A": {"gpumem": 9, "gpucores": 1}}}, "cannot be used"),
     ("placement", {"order": ["a", "whole"]}, "each pod once"),
+    ("placement", {"links": {}}, "the case has none"),
+    ("placement", {"links": {"0-9": 1}}, "link '0-9'"),
+    ("placement", {"links": {"a-b": 1}}, "link 'a-b'"),
+    (
+        "placement",
+        {"policies": {"x": {"card": "topology-aware,spread", "control_card": "numa"}}},
+        "not judged",
+    ),
     ("init_containers", {"steps": ["submit train"]}, "no step shows"),
     ("init_containers", {"steps": ["done train"]}, "cannot be played"),
     ("init_containers", {"steps": ["start train"]}, "not known"),
