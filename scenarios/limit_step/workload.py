@@ -1,0 +1,115 @@
+"""What runs in the pod: kernels without end, while its limits are changed.
+
+A thread keeps the card's queue full; the main one goes from step to step, says when each
+begins and waits there until the testbed has changed the limit. At last it says what becomes
+of memory when its limit falls below what is held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import deque
+from typing import Any
+
+from facts import RELEASE, emit, wait_for_release
+
+MIB = 1 << 20
+#: What is queued, in time of the card at work, seconds, and in batches.
+AHEAD_SECONDS, AHEAD = 0.02, 3
+BLOCK_MIB = 128
+
+
+class Work(threading.Thread):
+    """Kernels that take a known time, on the first card, until told to stop."""
+
+    def __init__(self, torch: Any, kernel_us: int, hertz: float) -> None:
+        super().__init__(daemon=True)
+        self._torch = torch
+        self._cycles = max(1, round(kernel_us * 1e-6 * hertz))
+        self._batch = max(1, min(64, round(AHEAD_SECONDS / 2 / (kernel_us * 1e-6))))
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Keep the queue full."""
+        torch, queue = self._torch, deque[Any]()
+        while not self._stop.is_set():
+            for _ in range(self._batch):
+                torch.cuda._sleep(self._cycles)
+            event = torch.cuda.Event(blocking=True)
+            event.record()
+            queue.append(event)
+            if len(queue) > AHEAD:
+                queue.popleft().synchronize()
+        torch.cuda.synchronize()
+
+    def end(self) -> None:
+        """Stop and wait for the last kernel."""
+        self._stop.set()
+        self.join()
+
+
+def blocks_of(torch: Any, mib: int) -> list[Any]:
+    """Return memory in blocks; fewer where it is refused."""
+    blocks: list[Any] = []
+    while len(blocks) * BLOCK_MIB < mib:
+        try:
+            blocks.append(torch.empty(BLOCK_MIB * MIB, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            break
+    return blocks
+
+
+def lowered(torch: Any, held: list[Any]) -> None:
+    """Say what becomes of memory whose limit fell below what is held."""
+    granted = bool(blocks_of(torch, BLOCK_MIB))
+    try:
+        for block in held:
+            block.zero_()
+        torch.cuda.synchronize()
+        kept = True
+    except RuntimeError:
+        kept = False
+    # All but one block, so that a context and one more fit below half.
+    del held[1:]
+    torch.cuda.empty_cache()
+    again = bool(blocks_of(torch, BLOCK_MIB))
+    total = torch.cuda.mem_get_info()[1]
+    emit("lowered", granted=granted, kept=kept, again=again, total=total)
+
+
+def main(parameters: dict[str, Any]) -> int:
+    """Work through all steps."""
+    import pynvml as nvml
+    import torch
+
+    RELEASE.mkdir(parents=True, exist_ok=True)
+    emit("started", pid=os.getpid())
+    nvml.nvmlInit()
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    hertz = 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    torch.empty(1, device="cuda")  # makes the context; no kernel that teaches a wrong cost
+    held = blocks_of(torch, int(parameters["held_mib"]))
+    emit("working", torch=torch.__version__, card=nvml.nvmlDeviceGetName(handle), uuid=uuid)
+    work = Work(torch, int(parameters["kernel_us"]), hertz)
+    work.start()
+    for phase in parameters["phases"]:
+        name = phase["name"]
+        if name == "memory":
+            work.end()
+        emit("holding", phase=name, index=phase["index"], ticks=phase["ticks"])
+        in_time = wait_for_release(name, float(parameters["hold_seconds"]))
+        emit("released", phase=name, in_time=in_time)
+        if name == "memory":
+            lowered(torch, held)
+    if work.is_alive():
+        work.end()
+    emit("finished", code=0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(os.environ["WORKLOAD_PARAMETERS"])))
