@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from testbed.cli.options import Json, Output, format_of
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
+KINDS = ("process", "kind")
 
-def doctor(output: Output = Format.table, as_json: Json = False) -> None:
+
+def doctor(
+    provider: Annotated[
+        str,
+        typer.Option(
+            "--provider",
+            help="For which kind of cluster: process, kind. Kind where --cards says nvidia.",
+            autocompletion=lambda: list(KINDS),
+        ),
+    ] = "",
+    cards: Annotated[
+        str, typer.Option("--cards", help="As for `up`: with nvidia also what real cards need.")
+    ] = "",
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
     """Say what this machine lacks, each with the command that helps."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
+        from testbed.card.spec import parse_nodes
+        from testbed.errors import InputError, known_hint
         from testbed.lab.doctor import diagnose
         from testbed.lab.report.table import columns
 
-        findings = diagnose()
+        lists = parse_nodes(cards)[1] if cards else ()
+        real = any(card.real for each in lists for card in each)
+        kind = provider or ("kind" if real else "process")
+        if kind not in KINDS:
+            raise InputError(
+                f"there is no kind of cluster called {kind!r}", hint=known_hint(kind, KINDS)
+            )
+        if real and kind != "kind":
+            raise InputError(
+                f"a {kind} cluster's nodes carry emulated cards only",
+                hint="testbed doctor --provider kind --cards nvidia",
+            )
+        findings = diagnose(kind, real_cards=real)
         rows = [("✓" if f.ok else "✗", f.name, f.detail, f.hint) for f in findings]
         emit(
             [{"ok": f.ok, "name": f.name, "detail": f.detail, "hint": f.hint} for f in findings],

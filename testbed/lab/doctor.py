@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import MissingTool
+from testbed.errors import InputError, MissingTool
 from testbed.lab import binaries, cache
 from testbed.lab.cluster.process import identity, layout
 from testbed.native import artifacts
@@ -39,8 +39,18 @@ class Finding:
     hint: str = ""
 
 
-def diagnose() -> tuple[Finding, ...]:
-    """Look at the machine; change nothing."""
+def diagnose(provider: str = "process", *, real_cards: bool = False) -> tuple[Finding, ...]:
+    """Look at the machine; change nothing.
+
+    Args:
+        provider: The kind of cluster that is to run here: ``process`` or ``kind``.
+        real_cards: Whether nodes shall carry the machine's own cards (kind only).
+
+    Raises:
+        InputError: a variable names an engine that there is not.
+    """
+    if provider == "kind":
+        return _diagnose_kind(real_cards)
     return (
         _machine(),
         _python(),
@@ -55,6 +65,28 @@ def diagnose() -> tuple[Finding, ...]:
         _tools(),
         _built(),
     )
+
+
+def _diagnose_kind(real_cards: bool) -> tuple[Finding, ...]:
+    # Here, since both take their Finding from this module.
+    from testbed.lab import doctor_gpu, doctor_kind
+
+    program = doctor_kind.installed()
+    engine = doctor_kind.engine_facts(program) if program else None
+    found = (
+        _machine(),
+        _python(),
+        *doctor_kind.findings(engine),
+        _disk(),
+        _state(),
+        _memory(),
+        _tools(),
+        _built(),
+    )
+    if not real_cards:
+        return found
+    told = None if isinstance(engine, InputError) else engine
+    return (*found, *doctor_gpu.findings(doctor_gpu.look(told)))
 
 
 def _machine() -> Finding:
@@ -156,8 +188,7 @@ def _cgroups() -> Finding:
 
 def _inotify() -> Finding:
     """Too few of them show as "too many open files", or as pods that never start."""
-    limit, used = _sysctl("fs.inotify.max_user_instances"), _inotify_in_use()
-    free = int(limit or 0) - used
+    limit, free = _sysctl("fs.inotify.max_user_instances"), free_inotify() or 0
     needed = _INOTIFY_CLUSTER + _INOTIFY_NODE
     ok = limit is None or free >= needed
     return Finding(
@@ -166,6 +197,17 @@ def _inotify() -> Finding:
         detail=f"{free} of {limit} free; {_INOTIFY_CLUSTER} and {_INOTIFY_NODE} a node are used",
         hint="" if ok else "sudo sysctl fs.inotify.max_user_instances=512",
     )
+
+
+def free_inotify() -> int | None:
+    """Return how many inotify instances this user can still have, None without a limit."""
+    limit = _sysctl("fs.inotify.max_user_instances")
+    return None if limit is None else int(limit) - _inotify_in_use()
+
+
+def sysctl(key: str) -> str | None:
+    """Return a setting of the kernel, None where it has not that one."""
+    return _sysctl(key)
 
 
 def _inotify_in_use() -> int:

@@ -72,6 +72,12 @@ def cards() -> tuple[gpu_cards.RealCard, ...]:
     return gpu_cards.joined(found, _queried(), _minors())
 
 
+def driver() -> str:
+    """Return the driver's version; empty where none answers."""
+    queried = _queried()
+    return queried[0].driver if queried else ""
+
+
 def _queried() -> tuple[gpu_cards.Queried, ...]:
     query = f"--query-gpu={gpu_cards.QUERY}"
     return gpu_cards.parse_query(ask(["nvidia-smi", query, "--format=csv,noheader,nounits"]).out)
@@ -153,10 +159,4 @@ def look() -> GpuHost:
     """
     found = cards()
     kit = find_toolkit()
-    queried = _queried()
-    return GpuHost(
-        cards=found,
-        driver=queried[0].driver if queried else "",
-        toolkit=kit,
-        parts=driver_parts(kit),
-    )
+    return GpuHost(cards=found, driver=driver(), toolkit=kit, parts=driver_parts(kit))

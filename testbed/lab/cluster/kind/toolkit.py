@@ -174,7 +174,7 @@ def _nodes(edits: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineFacts:
     """What a container engine says of itself.
 
     Attributes:
@@ -199,7 +199,7 @@ class Engine:
     storage: str = ""
 
 
-def parse_docker_info(text: str) -> Engine:
+def parse_docker_info(text: str) -> EngineFacts:
     """Return what ``docker info --format '{{json .}}'`` tells.
 
     Raises:
@@ -214,7 +214,7 @@ def parse_docker_info(text: str) -> Engine:
             hint="sudo systemctl start docker",
         )
     options = [str(each) for each in document.get("SecurityOptions") or ()]
-    return Engine(
+    return EngineFacts(
         name="docker",
         version=str(document["ServerVersion"]),
         cgroups=_number(document.get("CgroupVersion", "1")),
@@ -227,7 +227,7 @@ def parse_docker_info(text: str) -> Engine:
     )
 
 
-def parse_podman_info(text: str) -> Engine:
+def parse_podman_info(text: str) -> EngineFacts:
     """Return what ``podman info --format json`` tells.
 
     Raises:
@@ -237,7 +237,7 @@ def parse_podman_info(text: str) -> Engine:
     try:
         host, store = document["host"], document.get("store", {})
         security = host.get("security", {})
-        return Engine(
+        return EngineFacts(
             name="podman",
             version=str(document["version"]["Version"]),
             cgroups=_number(host.get("cgroupVersion", "")),
