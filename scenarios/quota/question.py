@@ -2,14 +2,15 @@
 
 Pure: says which pods come and go on nodes whose cards differ, and works out by plain
 arithmetic where each may lie: what counts is what the pod gets in the end, so the same
-percentage of a smaller card takes less of the quota.
+percentage of a smaller card takes less of the quota. Compute is counted as it is asked
+for, so there admission knows at once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -22,37 +23,28 @@ from testbed.lab.scenario.simulated import SimulatedNode, cards_of
 from testbed.lab.scenario.staging import Move, StagedPod, Staging
 from testbed.stack import names
 
+from .arithmetic import (
+    REFUSES,
+    WAITS,
+    Parameters,
+    expected,
+    parsed,
+    quota,
+    share,
+    unlimited,
+)
+
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?")
 REFUSED = "exceeding resource quota"
 NO_ROOM = "ResourceQuotaNotFit"
-#: Grades that are nearer to each other are taken for equal: percentages are rounded.
-_APART = 0.01
+_UNITS = ("MiB", "%")
 
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a pod asks for of one card: MiB, or percent of its memory."""
-
-    gpumem: int = 0
-    percent: int = 0
-
-
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Nodes of one card each, by its MiB; the quota; pods; ``submit POD`` and ``delete POD``."""
-
-    nodes: dict[str, int]
-    quota_mib: int
-    pods: dict[str, Ask]
-    steps: list[str]
-
-
-#: What is decided on a pod: a node's name, or one of these.
-WAITS, REFUSES = "waits", "refused"
 
 MEANINGS = {
     "final": "A pod is placed where its share fits card and quota, and nowhere else.",
     "waits": "A pod whose share would be over the quota on every card waits, and is told so.",
     "refused": "A pod that no card could bring within the quota is not taken at all.",
-    "within": "What the ledger counts for the namespace is never over its quota.",
+    "within": "What the ledger counts for the namespace is never over its quota, of either kind.",
 }
 
 
@@ -80,6 +72,17 @@ class Quota:
         for name, ask in parameters.pods.items():
             if (ask.gpumem > 0) == (ask.percent > 0) or ask.gpumem < 0 or ask.percent > 100:
                 raise InputError(f"pod {name} asks for MiB or for 1 to 100 percent, one of them")
+            if not 0 <= ask.gpucores < 100:
+                raise InputError(
+                    f"pod {name} asks for {ask.gpucores} % of compute",
+                    hint="0 to 99: who asks for 100 shares the card with nobody",
+                )
+        if min(parameters.quota_mib, parameters.quota_cores) < 0 or not (
+            parameters.quota_mib or parameters.quota_cores
+        ):
+            raise InputError(
+                "the namespace has no quota", hint="give quota_mib, quota_cores or both"
+            )
         decided = [each for state in expected(parameters) for each in state.values()]
         if not {WAITS, REFUSES} & set(decided):
             raise InputError(
@@ -116,7 +119,12 @@ class Quota:
                     "metadata": {"annotations": {names.NODE_POLICY: "binpack"}},
                     "spec": {
                         "containers": [
-                            staging.container("main", mem_mib=ask.gpumem, mem_pct=ask.percent)
+                            staging.container(
+                                "main",
+                                mem_mib=ask.gpumem,
+                                mem_pct=ask.percent,
+                                core_pct=ask.gpucores,
+                            )
                         ]
                     },
                 },
@@ -125,19 +133,27 @@ class Quota:
         )
         moves = tuple(
             Move(kind=kind, pod=pod, then=tuple(name for name in state if name != pod))  # type: ignore[arg-type]
-            for (kind, pod), state in zip(_parsed(parameters), expected(parameters), strict=True)
+            for (kind, pod), state in zip(parsed(parameters), expected(parameters), strict=True)
         )
-        hard = {f"limits.{names.RESOURCE_MEMORY}": str(parameters.quota_mib)}
+        hard = {
+            f"limits.{resource}": str(bound)
+            for resource, bound in (
+                (names.RESOURCE_MEMORY, parameters.quota_mib),
+                (names.RESOURCE_CORES, parameters.quota_cores),
+            )
+            if bound
+        }
         return Staging(nodes=nodes, pods=pods, moves=moves, quota={} if control else hard)
 
     def rows(self, parameters: Parameters) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
         """Return what each pod would take on each node, for people."""
-        header = ("Pod", "Asks", *(f"On {name}" for name in parameters.nodes))
+        header = ("Pod", "Asks", "Compute", *(f"On {name}" for name in parameters.nodes))
         return header, [
             (
                 name,
                 f"{ask.gpumem:,} MiB" if ask.gpumem else f"{ask.percent} %",
-                *(f"{_share(ask, mib):,} MiB" for mib in parameters.nodes.values()),
+                f"{ask.gpucores} %" if ask.gpucores else "-",
+                *(f"{share(ask, mib):,} MiB" for mib in parameters.nodes.values()),
             )
             for name, ask in parameters.pods.items()
         ]
@@ -151,10 +167,17 @@ class Quota:
         for number, (step, state) in enumerate(
             zip(parameters.steps, expected(parameters), strict=True)
         ):
-            used = _used(looks[number]) if number < len(looks) else 0
+            used = _used(looks[number]) if number < len(looks) else (0, 0)
             said = [f"{pod} {_decided(trial, pod, number)[1]}" for pod in state]
-            left = f"{parameters.quota_mib - used:,} MiB"
-            rows.append((step, f"{used:,} MiB", left, "; ".join(said) or "-"))
+            left = [
+                f"{bound - taken:,} {unit}"
+                for bound, taken, unit in zip(quota(parameters), used, _UNITS, strict=True)
+                if bound
+            ]
+            taken = (
+                f"{used[0]:,} MiB, {used[1]} %" if parameters.quota_cores else f"{used[0]:,} MiB"
+            )
+            rows.append((step, taken, ", ".join(left), "; ".join(said) or "-"))
         return ("Step", "Taken", "Left of the quota", "Decided"), rows
 
     def checks(
@@ -171,24 +194,7 @@ class Quota:
                     same = free[number][pod] == wanted
                     check = msgspec.structs.replace(check, control="pass" if same else "fail")
                 found.append(check)
-        used = [_used(look) for look in staging.snapshots(trial)]
-        complete = len(used) == len(parameters.steps)
-        most = max(used, default=0)
-        held = complete and most <= parameters.quota_mib
-        over = f"{most:,} MiB are promised, {parameters.quota_mib:,} are the quota"
-        found.append(
-            Check(
-                name="within",
-                verdict="pass" if held else "fail",
-                asked=parameters.quota_mib,
-                card=most,
-                unit="MiB",
-                source="ledger",
-                reason="" if held else over if complete else "the ledger was not seen each time",
-                control="fail",
-            )
-        )
-        return tuple(found)
+        return (*found, *_within(parameters, trial))
 
     def control(self, parameters: Parameters, trial: Trial) -> Control:
         """Judge the same pods without a quota: whatever it holds must fail."""
@@ -204,98 +210,70 @@ class Quota:
             if one is None:
                 continue
             at = staging.times(one)
-            values = tuple(round(_used(look) / 1024, 2) for look in staging.snapshots(one))
-            line = Line(label="namespace", times=tuple(at), values=values)
-            cap = Cap(label="namespace", value=round(parameters.quota_mib / 1024, 2))
-            panel = Panel(
-                quantity="memory", title="memory promised", unit="GiB", lines=(line,), caps=(cap,)
-            )
+            used = [_used(look) for look in staging.snapshots(one)]
+            memory, cores = quota(parameters)
+            panels = [
+                _panel("memory", "GiB", at, [mib / 1024 for mib, _ in used], memory / 1024),
+                _panel("compute", "%", at, [float(pct) for _, pct in used], cores),
+            ]
             title = "control: no quota" if one is control else "with the quota"
             seconds = max(at, default=0.0)
             sides.append(
-                Side(title=title, control=one is control, seconds=seconds, panels=(panel,))
+                Side(
+                    title=title,
+                    control=one is control,
+                    seconds=seconds,
+                    panels=tuple(panels if cores else panels[:1]),
+                )
             )
         return Chart(sides=tuple(sides))
 
 
-def expected(parameters: Parameters) -> list[dict[str, str]]:
-    """Work out what each step decides: by pod a node's name, ``waits`` or ``refused``.
-
-    Raises:
-        InputError: a step cannot be played, or two outcomes would do.
-    """
-    held: dict[str, tuple[str, int]] = {}
-    waiting: list[str] = []
-    known: set[str] = set()
+def _within(parameters: Parameters, trial: Trial) -> list[Check]:
+    """Compare what was ever promised with the quota, of each kind that it has."""
+    looks = staging.snapshots(trial)
+    complete = len(looks) == len(parameters.steps)
     found = []
-
-    def able(pod: str) -> str:
-        """Return the node that the pod fits, nothing where it fits none."""
-        ask = parameters.pods[pod]
-        left = parameters.quota_mib - sum(mib for _, mib in held.values())
-        fits = []
-        for node, size in parameters.nodes.items():
-            need = _share(ask, size)
-            free = size - sum(mib for where, mib in held.values() if where == node)
-            if need <= min(left, free):
-                fits.append(node)
-        if len(fits) > 1:
-            raise InputError(f"pod {pod} fits {' and '.join(fits)}: the case leaves it to chance")
-        return "".join(fits)
-
-    for kind, pod in _parsed(parameters):
-        decided: dict[str, str] = {}
-        if (kind == "submit") == (pod in known):
-            raise InputError(f"step {kind} {pod} cannot be played", why="each pod comes once")
-        if kind == "submit":
-            known.add(pod)
-            left = parameters.quota_mib - sum(mib for _, mib in held.values())
-            decided[pod] = able(pod) or (REFUSES if parameters.pods[pod].gpumem > left else WAITS)
-            candidates = [pod]
-        else:
-            held.pop(pod, None)
-            waiting = [name for name in waiting if name != pod]
-            candidates = [name for name in waiting if able(name)]
-            if len(candidates) > 1:
-                raise InputError(f"after {kind} {pod} it is left to chance who moves up")
-            decided = {name: able(name) for name in candidates}
-        for name in candidates:
-            if decided[name] == WAITS:
-                waiting.append(name)
-            elif decided[name] != REFUSES:
-                waiting = [each for each in waiting if each != name]
-                node = decided[name]
-                held[name] = (node, _share(parameters.pods[name], parameters.nodes[node]))
-        found.append(decided)
-    return found
-
-
-def unlimited(parameters: Parameters) -> list[dict[str, str]]:
-    """Work out where pods lie without a quota: on the fullest card that has room (binpack).
-
-    From the first pod on that waits, or that could as well lie elsewhere, nothing is said.
-    """
-    held: dict[str, tuple[str, int]] = {}
-    found: list[dict[str, str]] = []
-    sure = True
-    for kind, pod in _parsed(parameters):
-        found.append({})
-        if kind == "delete":
-            held.pop(pod, None)
+    for place, (bound, unit) in enumerate(zip(quota(parameters), _UNITS, strict=True)):
+        if not bound:
             continue
-        grades: dict[str, float] = {}
-        for node, size in parameters.nodes.items():
-            there = [mib for where, mib in held.values() if where == node]
-            taken = sum(there) + _share(parameters.pods[pod], size)
-            if taken <= size:
-                grades[node] = (len(there) + 1) / 10 + taken / size
-        best = sorted(grades.values(), reverse=True)
-        sure = sure and bool(best) and (len(best) == 1 or best[0] - best[1] > _APART)
-        if sure:
-            node = max(grades, key=grades.__getitem__)
-            held[pod] = (node, _share(parameters.pods[pod], parameters.nodes[node]))
-            found[-1][pod] = node
+        most = max((_used(look)[place] for look in looks), default=0)
+        held = complete and most <= bound
+        over = f"{most:,} {unit} are promised, {bound:,} are the quota"
+        found.append(
+            Check(
+                name="within",
+                verdict="pass" if held else "fail",
+                variant=("gpumem", "gpucores")[place] if parameters.quota_cores else "",
+                asked=bound,
+                card=most,
+                unit=unit,
+                source="ledger",
+                reason="" if held else over if complete else "the ledger was not seen each time",
+                # Where both are bounded, either may be what kept the pods away.
+                control="any" if parameters.quota_mib and parameters.quota_cores else "fail",
+            )
+        )
     return found
+
+
+def _panel(
+    quantity: Literal["memory", "compute"],
+    unit: str,
+    at: Sequence[float],
+    values: Sequence[float],
+    bound: float,
+) -> Panel:
+    line = Line(
+        label="namespace", times=tuple(at), values=tuple(round(value, 2) for value in values)
+    )
+    return Panel(
+        quantity=quantity,
+        title=f"{quantity} promised",
+        unit=unit,
+        lines=(line,),
+        caps=(Cap(label="namespace", value=round(bound, 2)),) if bound else (),
+    )
 
 
 def _judged(parameters: Parameters, trial: Trial, number: int, pod: str, wanted: str) -> Check:
@@ -326,24 +304,8 @@ def _decided(trial: Trial, pod: str, number: int) -> tuple[str, str]:
     return word, f"{word}: {event.get('reason', '')}"
 
 
-def _share(ask: Ask, card_mib: int) -> int:
-    return ask.gpumem or card_mib * ask.percent // 100
-
-
-def _used(look: Mapping[str, staging.Taken]) -> int:
-    return sum(mib for _, mib, _ in look.values())
-
-
-def _parsed(parameters: Parameters) -> list[tuple[str, str]]:
-    found = []
-    for step in parameters.steps:
-        kind, _, pod = step.partition(" ")
-        if kind not in ("submit", "delete") or pod not in parameters.pods:
-            raise InputError(
-                f"step {step!r} is not known", hint="write submit or delete, and a pod"
-            )
-        found.append((kind, pod))
-    return found
+def _used(look: Mapping[str, staging.Taken]) -> tuple[int, int]:
+    return sum(mib for _, mib, _ in look.values()), sum(pct for _, _, pct in look.values())
 
 
 QUESTION = Quota()

@@ -26,6 +26,7 @@ from testbed.stack import names
 GATE = {"name": "vgpu-testbed.dev/never"}
 QUOTA_S = 30.0
 _MOST = str(2**31 - 1)
+_CARDS = "1000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,10 @@ def set_quota(kube: Kube, namespace: str, hard: Mapping[str, str], *, asked: boo
     )
     if not asked:
         return
-    limits = {names.RESOURCE_COUNT: "1", names.RESOURCE_MEMORY: _MOST, names.RESOURCE_CORES: "100"}
+    # More than any quota of either key, as far as a pod can ask for it.
+    limits = {
+        names.RESOURCE_COUNT: _CARDS, names.RESOURCE_MEMORY: _MOST, names.RESOURCE_CORES: "100",
+    }  # fmt: skip
     container = {"name": "probe", "image": "probe", "resources": {"limits": limits}}
     probe = _pod("probe", {"spec": {"containers": [container]}}, namespace)
     seen = 0

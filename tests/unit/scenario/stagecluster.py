@@ -43,8 +43,13 @@ class Cluster:
             assert made["spec"]["taints"], "the stack's own pods would come"
             self.nodes[name] = made
         elif kind == "ResourceQuota":
-            (hard,) = made["spec"]["hard"].values()
-            self.quotas.set(made["metadata"]["namespace"], name, Amount(mem_mib=int(hard)))
+            hard = made["spec"]["hard"]
+            bounds = [
+                int(hard[key]) if (key := f"limits.{resource}") in hard else None
+                for resource in (names.RESOURCE_MEMORY, names.RESOURCE_CORES)
+            ]
+            amount = Amount(mem_mib=bounds[0], core_pct=bounds[1])
+            self.quotas.set(made["metadata"]["namespace"], name, amount)
         else:
             self._admit(made)
             if not dry_run:
@@ -116,7 +121,11 @@ class Cluster:
         if room.unbounded or (self.broken == "early" and not probe):
             return
         limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
-        if int(limits.get(names.RESOURCE_MEMORY, 0)) > room.mem_mib:
+        count = int(limits.get(names.RESOURCE_COUNT, 0))
+        asked = (
+            (names.RESOURCE_MEMORY, room.mem_mib), (names.RESOURCE_CORES, room.core_pct),
+        )  # fmt: skip
+        if any(left is not None and count * int(limits.get(key, 0)) > left for key, left in asked):
             raise ApiError(
                 "pod cannot be created", status=403, reason="Forbidden",
                 message="exceeding resource quota of gpumem",

@@ -18,7 +18,12 @@ from testbed.lab.wait import wait_until
 from .conftest import ROOT
 from .stagecluster import Cluster
 
-CASES = {"placement": "policies", "init_containers": "peak", "quota": "percentages"}
+CASES = {
+    "placement": "policies",
+    "init_containers": "peak",
+    "quota": "percentages",
+    "quota/cores": "cores",
+}
 
 
 class Step:
@@ -35,8 +40,9 @@ def brief(monkeypatch):
 
 
 def opened(name):
-    question = load_question(ROOT / "scenarios" / name)
-    path = ROOT / "scenarios" / name / f"{CASES[name]}.yaml"
+    folder = ROOT / "scenarios" / name.partition("/")[0]
+    question = load_question(folder)
+    path = folder / f"{CASES[name]}.yaml"
     return question, checked_parameters(question, load_parameters(path))
 
 
@@ -93,6 +99,8 @@ def test_a_control_that_is_the_run_proves_nothing(name, monkeypatch):
         ("init_containers", "books", {"ledger"}),
         ("quota", "quota", {"final", "waits", "refused", "within"}),
         ("quota", "early", {"refused"}),
+        # Then the pod waits, and moves up.
+        ("quota/cores", "early", {"refused", "final"}),
         ("quota", "reason", {"waits"}),
     ],
 )
@@ -112,7 +120,8 @@ def test_a_trial_of_which_nothing_is_known_fails(name, monkeypatch):
     for pods in ({}, silent):
         checks = question.checks(parameters, replace(trial, pods=pods))
         assert failed(checks) >= {"placement": {"placed", "waits"}, "quota": {"within", "final"},
-                                  "init_containers": {"ledger", "decision"}}[name]  # fmt: skip
+                                  "init_containers": {"ledger", "decision"},
+                                  }[name.partition("/")[0]]  # fmt: skip
         question.story(parameters, replace(trial, pods=pods))
 
 
@@ -204,6 +213,9 @@ BAD = [
     ("quota", {"steps": ["submit fixed"]}, "keeps no pod away"),
     ("quota", {"steps": ["submit other"]}, "not known"),
     ("quota", {"pods": {"x": {"gpumem": 1, "percent": 1}}}, "one of them"),
+    ("quota", {"quota_mib": 0}, "no quota"),
+    ("quota", {"quota_cores": -1}, "no quota"),
+    ("quota", {"pods": {"x": {"gpumem": 1, "gpucores": 100}}}, "0 to 99"),
 ]
 
 
