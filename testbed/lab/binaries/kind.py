@@ -56,8 +56,17 @@ def ensure_crictl(progress: Progress) -> Path:
 
 def find() -> Path | None:
     """Return kind if the cache has it."""
-    folder = cache.find(_KIND, _key(_KIND_PROGRAM))
-    return folder / _KIND_PROGRAM.name if folder else None
+    return _find(_KIND_PROGRAM)
+
+
+def find_crictl() -> Path | None:
+    """Return crictl if the cache has it."""
+    return _find(_CRICTL)
+
+
+def _find(program: build.Program) -> Path | None:
+    folder = cache.find(_KIND, _key(program))
+    return folder / program.name if folder else None
 
 
 def _key(program: build.Program) -> str:

@@ -40,7 +40,7 @@ _MASKED = (
     *("systemd-remount-fs.service", "systemd-sysctl.service", "systemd-udevd.service"),
     "systemd-journald-audit.socket",
 )
-_ENABLED = ("containerd.service", "kubelet.service")
+_ENABLED = ("containerd.service", "control-plane-images.service", "kubelet.service")
 _FOLDERS = (
     *("dev", "etc/cdi", "etc/cni/net.d", "etc/kubernetes/manifests", "kind", "mnt", "opt/cni"),
     *("proc", "root", "run", "sys", "usr/lib/modules", "var/lib/containerd"),

@@ -31,6 +31,7 @@ WANTED = (
 #: What kube-proxy calls in its own image.
 PROXY_TOOLS = ("conntrack", "iptables", "nftables")
 
+_KIND = "node-packages"
 _RECIPE = "1"
 _APT_S = 600.0
 _QUERY_S = 30.0
@@ -52,9 +53,17 @@ def fetch(progress: Progress) -> Path:
                 why=f"it is put together from Debian packages, and there is no {tool}",
                 hint="let your engine pull kindest/node, or use --provider process",
             )
+    return cache.obtain(_KIND, _key(), _download, progress, "download the node's packages")
+
+
+def find() -> Path | None:
+    """Return the folder of the packages' files if the cache has it."""
+    return cache.find(_KIND, _key())
+
+
+def _key() -> str:
     release = _RELEASE.read_text() if _RELEASE.is_file() else ""
-    key = cache.key_of(_RECIPE, release, *WANTED)
-    return cache.obtain("node-packages", key, _download, progress, "download the node's packages")
+    return cache.key_of(_RECIPE, release, *WANTED)
 
 
 def files(folder: Path) -> list[Path]:
