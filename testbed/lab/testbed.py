@@ -183,12 +183,15 @@ class Testbed:
         return render(self._values(images.prepare(progress)), certificates.make(names.NAMESPACE))
 
     def _values(self, prepared: Sequence[images.Image]) -> StackValues:
+        root = self.cluster.driver_root
         return StackValues(
             images=StackImages(
                 base=images.find(prepared, "testbed/base").reference,
                 kube_scheduler=images.find(prepared, "testbed/kube-scheduler").reference,
             ),
-            driver_root=self.cluster.driver_root,
+            driver_root=root,
+            # Emulated cards are files of the driver root; real ones are devices.
+            gpu_access="none" if root == names.EMULATED_DRIVER_ROOT else "privileged",
         )
 
     def ensure(

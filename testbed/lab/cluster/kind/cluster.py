@@ -20,7 +20,7 @@ from testbed.card.spec import cards_text
 from testbed.errors import ClusterError, InputError, TestbedError, WaitTimeout
 from testbed.lab import cache, command
 from testbed.lab.cluster.kind import choice as choices
-from testbed.lab.cluster.kind import config, drift, layout, node, own, packages
+from testbed.lab.cluster.kind import config, drift, gpu, gpu_nodes, layout, node, own, packages
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.parts import NodeImage, Parts
 from testbed.lab.cluster.kind.record import Record, mount_list
@@ -65,7 +65,9 @@ class KindCluster:
 
     @property
     def driver_root(self) -> str:
-        return names.EMULATED_DRIVER_ROOT
+        record = Record.read(self._folders.record)
+        real = record is not None and gpu.wanted(record.specs())
+        return gpu.DRIVER_ROOT if real else names.EMULATED_DRIVER_ROOT
 
     # --- commands ----------------------------------------------------------
 
@@ -84,8 +86,9 @@ class KindCluster:
         self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
     ) -> ClusterStatus:
         wanted = layout.nodes(self.name, spec.nodes)
-        for cards in spec.by_node():
-            self._parts.check_cards(cards)
+        if not gpu.wanted(spec.by_node()):
+            for cards in spec.by_node():
+                self._parts.check_cards(cards)
         with lock.locked(self._lock, self.context):
             try:
                 record = Record.read(self._folders.record)
@@ -258,6 +261,7 @@ class KindCluster:
     ) -> None:
         chosen = choices.look()
         self._refuse_foreign(chosen.engine)
+        gpus = gpu_nodes.planned(spec.by_node())
         tools = self._parts.tools(progress)
         prepared = self._parts.images(progress) if images is None else images
         image = self._parts.node(chosen.engine, progress)
@@ -288,16 +292,17 @@ class KindCluster:
                     runc=image.runc,
                     kind=str(tools.kind),
                     mounts=mount_list(lent),
-                    driver=self._parts.driver(),
+                    driver="" if gpus else self._parts.driver(),
+                    adaptations=list(gpus.told()) if gpus else [],
                 )
                 record.write(self._folders.record)
                 if place is not None:
                     with progress.step(f"start {chosen.why}") as step:
                         own.start(place, listening, step.update)
                 listening.close()
-                record = self._make_cards(record, spec, wanted)
+                record = self._make_cards(record, spec, wanted, gpus)
                 self._write_front(record, prepared)
-                self._create(record, image, wanted, lent, progress)
+                self._create(record, image, wanted, lent, gpus, progress)
                 self._finish(record, wanted, prepared, progress)
             except BaseException:
                 self._keep_evidence()
@@ -328,13 +333,20 @@ class KindCluster:
         )
 
     def _make_cards(
-        self, record: Record, spec: ClusterSpec, wanted: Sequence[layout.Node]
+        self,
+        record: Record,
+        spec: ClusterSpec,
+        wanted: Sequence[layout.Node],
+        gpus: gpu.GpuPlan | None,
     ) -> Record:
         uuids = {}
         for each, cards in zip(wanted, spec.by_node(), strict=True):
             folder = self._folders.cards(each)
             folder.mkdir(parents=True)
-            uuids[each.name] = list(self._parts.cards(folder, cards, spec.nodes))
+            if gpus is not None:
+                uuids[each.name] = list(gpus.nodes[each.index - 1].devices)
+            else:
+                uuids[each.name] = list(self._parts.cards(folder, cards, spec.nodes))
         record = dataclasses.replace(record, uuids=uuids)
         record.write(self._folders.record)
         return record
@@ -362,6 +374,7 @@ class KindCluster:
         image: NodeImage,
         wanted: Sequence[layout.Node],
         lent: Sequence[layout.Mount],
+        gpus: gpu.GpuPlan | None,
         progress: Progress,
     ) -> None:
         engine = record.reached()
@@ -372,7 +385,13 @@ class KindCluster:
             name=self.name,
             image=image.reference,
             nodes=[
-                config.NodeConfig(node=each, mounts=self._folders.mounts(each, lent))
+                config.NodeConfig(
+                    node=each,
+                    mounts=(
+                        *self._folders.mounts(each, lent),
+                        *(gpus.nodes[each.index - 1].mounts if gpus else ()),
+                    ),
+                )
                 for each in wanted
             ],
             port=record.port,
@@ -443,6 +462,10 @@ class KindCluster:
                 ["sh", "-c", node.setup_script()],
                 what=f"{each.name} cannot be given its cards",
             )
+        if gpu.wanted(record.specs()):
+            gpus = gpu_nodes.again(record.uuids)
+            for each, part in zip(wanted, gpus.nodes, strict=True):
+                gpu_nodes.set_up(record.reached(), each.name, part)
 
     def _load(self, record: Record, images: Sequence[Image], progress: Progress) -> None:
         known = record.known_images()

@@ -31,6 +31,8 @@ from testbed.lab.cluster.kind.toolkit import DriverParts, Toolkit
 
 Way = Literal["files", "requests"]
 
+#: The manifest value ``driverRoot`` of nodes with real cards: their own root.
+DRIVER_ROOT = "/"
 #: Where the toolkit's runtime looks for requests; the source must be /dev/null itself
 #: (the toolkit's `visibleDevicesFromMounts`).
 REQUESTS = "/var/run/nvidia-container-devices"
@@ -53,12 +55,15 @@ class NodeGpus:
     Attributes:
         cards: Uuids of its cards.
         mig: Uuids of its MIG devices, where cards are in MIG mode.
+        devices: Uuids of what it was given: MIG devices, and cards that are not in that
+            mode.
         mounts: What ``extraMounts`` shall hold.
         scripts: What is run in the node, in this order, when it is created or restarted.
     """
 
     cards: tuple[str, ...]
     mig: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     scripts: tuple[NodeScript, ...] = ()
 
@@ -97,7 +102,15 @@ class GpuPlan:
     warnings: tuple[str, ...] = ()
     #: The manifest values ``stack.gpuAccess`` and ``driverRoot`` of this cluster.
     gpu_access: Literal["privileged"] = "privileged"
-    driver_root: str = "/"
+    driver_root: str = DRIVER_ROOT
+
+    def told(self) -> tuple[str, ...]:
+        """Return what people should know, one line each."""
+        ways = {
+            "files": "real cards: nodes get the driver's files as mounts, and no setting changes",
+            "requests": "real cards: the container toolkit puts the driver into nodes",
+        }
+        return (ways[self.way], *self.warnings)
 
 
 def wanted(nodes: Sequence[Sequence[CardSpec]]) -> bool:
@@ -141,6 +154,7 @@ def plan(nodes: Sequence[Sequence[CardSpec]], host: GpuHost, *, way: Way | None 
             NodeGpus(
                 cards=cards,
                 mig=mig,
+                devices=tuple((device or card).uuid for card, device in devices),
                 mounts=(*files, *_programs(host)),
                 scripts=node_scripts(devices, host.cards, host.parts, loader=chosen == "files"),
             )
