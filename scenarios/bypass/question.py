@@ -19,8 +19,11 @@ from testbed.stack import names
 from testbed.units import MIB
 
 #: Ways that are stopped, and ways that nothing in user space can stop.
-STOPPED = ("disable_variable", "limit_variable", "empty_environment", "other_preload")
-OPEN = ("own_loader", "driver_copy")
+STOPPED = (
+    *("disable_variable", "limit_variable", "empty_environment", "other_preload"),
+    *("driver_preload", "deepbind"),
+)
+OPEN = ("own_loader", "driver_copy", "own_lookup")
 PHASE = "taken"
 #: Sampling times of the monitor (a quarter of a second) after which an open way must be shown.
 TICKS = 16
@@ -45,8 +48,11 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             "limit_variable",
             "empty_environment",
             "other_preload",
+            "driver_preload",
+            "deepbind",
             "own_loader",
             "driver_copy",
+            "own_lookup",
         ],
         ...,
     ] = (*STOPPED, *OPEN)  # type: ignore[assignment]  # the same words

@@ -18,21 +18,27 @@ DRIVER, COPY = "libcuda.so.1", "/tmp/way/driver/libother.so"
 
 def command(way: str) -> tuple[list[str], dict[str, str]]:
     """Return how a way starts the program: command and environment."""
-    plain, environ = [sys.executable, TAKE, DRIVER], dict(os.environ)
+    plain, environ = [sys.executable, TAKE, DRIVER, "plain"], dict(os.environ)
     if way == "empty_environment":
         return plain, {}
     if way == "other_preload":
         return plain, {**environ, "LD_PRELOAD": "libm.so.6"}
+    if way == "driver_preload":
+        return [*plain[:-1], "global"], {**environ, "LD_PRELOAD": DRIVER}
+    if way == "deepbind":
+        return [*plain[:-1], "deepbind"], environ
+    if way == "own_lookup":
+        return [*plain[:-1], "lookup"], environ
     if way == "own_loader":
         Path("/tmp/way").mkdir(exist_ok=True)
         own = Path("/tmp/way/loader")
         own.write_bytes(Path(LOADER).read_bytes().replace(PRELOAD, b"/etc/ld.so.nothing"))
         own.chmod(0o755)
-        return [str(own), os.path.realpath(sys.executable), TAKE, DRIVER], environ
+        return [str(own), os.path.realpath(sys.executable), *plain[1:]], environ
     if way == "driver_copy":
         Path(COPY).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(_driver(), COPY)
-        return [sys.executable, TAKE, COPY], environ
+        return [sys.executable, TAKE, COPY, "copy"], environ
     return plain, environ
 
 

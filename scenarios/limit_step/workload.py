@@ -30,12 +30,12 @@ class Work(threading.Thread):
         self._torch = torch
         self._cycles = max(1, round(kernel_us * 1e-6 * hertz))
         self._batch = max(1, min(64, round(AHEAD_SECONDS / 2 / (kernel_us * 1e-6))))
-        self._stop = threading.Event()
+        self._ending = threading.Event()
 
     def run(self) -> None:
         """Keep the queue full."""
         torch, queue = self._torch, deque[Any]()
-        while not self._stop.is_set():
+        while not self._ending.is_set():
             for _ in range(self._batch):
                 torch.cuda._sleep(self._cycles)
             event = torch.cuda.Event(blocking=True)
@@ -47,7 +47,7 @@ class Work(threading.Thread):
 
     def end(self) -> None:
         """Stop and wait for the last kernel."""
-        self._stop.set()
+        self._ending.set()
         self.join()
 
 

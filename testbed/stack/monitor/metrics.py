@@ -19,6 +19,7 @@ from testbed.stack.monitor.regions import ContainerRegion, RegionProblem
 from testbed.stack.monitor.samples import Sample, Tick
 from testbed.stack.monitor.shares import share_pct
 from testbed.stack.monitor.swapped import swapped_bytes
+from testbed.units import MIB
 
 ZONE = "vGPU"
 _CARD = ("zone", "node", "device_index", "device_uuid", "device_type")
@@ -26,6 +27,8 @@ _CONTAINER = ("zone", "namespace", "pod", "container", "vdevice_index", "device_
 _UNENFORCED = ("zone", "namespace", "pod", "container", "reason")
 _DEGRADED = ("zone", "namespace", "pod", "container")
 _NS_PER_S = 1e9
+#: What a driver may take for itself (code, stacks, heap) before the library can know of it.
+_SLACK = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +85,12 @@ def unenforced(seen: Observed) -> tuple[tuple[MonitoredPod, str, str], ...]:
 
     The card's processes are compared with those that hold a record in the region: where
     the library could not be loaded there is none, and a program that got around it is
-    on the card without one.
+    on the card without one, or holds more there than its library counts.
     """
     found = []
     for pod in seen.pods:
         for container in sorted(pod.promised.keys() & pod.started):
-            if reason := _unheld(seen, (pod.key.uid, container)):
+            if reason := _unheld(seen, (pod.key.uid, container)) or _beyond(seen, pod, container):
                 found.append((pod, container, reason))
     return tuple(found)
 
@@ -101,6 +104,28 @@ def _unheld(seen: Observed, who: ContainerId) -> str:
         return "library-not-loaded"
     if region.pids is not None and on_card - region.pids:
         return "process-without-library"
+    return ""
+
+
+def _beyond(seen: Observed, pod: MonitoredPod, container: str) -> str:
+    """Say so where the card counts more than was promised, and the library does not.
+
+    A first context may pass a small limit, and a limit may be lowered below what is held:
+    the library counts both.
+    """
+    who = (pod.key.uid, container)
+    region = seen.regions.get(who)
+    if not isinstance(region, ContainerRegion) or len(seen.ticks) < 2:
+        return ""
+    for device, share in zip(region.devices, pod.promised[container], strict=False):
+        promised = share.mem_mib * MIB
+        # Of two looks: one may lie in the midst of something.
+        held = min(
+            sum(sample.bytes for sample in _samples_of(tick, who, share.uuid))
+            for tick in seen.ticks[-2:]
+        )
+        if promised and device.limit_bytes and held > promised + _SLACK >= device.used_bytes:
+            return "memory-beyond-library"
     return ""
 
 
@@ -268,7 +293,11 @@ def _degraded(seen: Observed) -> Metric:
 
 
 def _samples(seen: Observed, who: ContainerId, uuid: str) -> list[Sample]:
-    return [s for s in seen.last if s.uuid == uuid and (s.pod_uid, s.container) == who]
+    return _samples_of(seen.ticks[-1], who, uuid) if seen.ticks else []
+
+
+def _samples_of(tick: Tick, who: ContainerId, uuid: str) -> list[Sample]:
+    return [s for s in tick.samples if s.uuid == uuid and (s.pod_uid, s.container) == who]
 
 
 def _unenforced(seen: Observed) -> Metric:

@@ -246,6 +246,72 @@ def test_a_program_linked_with_the_driver(gibibyte: Container, tmp_path: Path) -
     assert json.loads(control.stdout) == [0, 0, 0, 1, 77]
 
 
+@pytest.mark.parametrize("how", ["deepbind", "global"])
+def test_the_drivers_functions_are_replaced_however_it_was_loaded(
+    gibibyte: Container, how: str
+) -> None:
+    """RTLD_DEEPBIND, and a driver in the global scope before us."""
+    if gibibyte.sanitized:
+        pytest.skip("the sanitizer refuses RTLD_DEEPBIND, and wants to be first")
+    before = {"LD_PRELOAD": f"libcuda.so.1 {gibibyte.environment['LD_PRELOAD']}"}
+    with gibibyte.start(**(before if how == "global" else {})) as program:
+        program(
+            "_cuda = ctypes.CDLL('libcuda.so.1', mode=2 | 8)"
+            if how == "deepbind"
+            else "_cuda = ctypes.CDLL(None)"
+        )
+        assert program("context()") == 0
+        assert program("alloc(600 * MIB)")[0] == 0
+        assert program("alloc(600 * MIB)")[0] == OUT_OF_MEMORY
+
+
+# What the README says is open. Where one of these is closed some day, it has to say so.
+
+
+def test_open_a_driver_preloaded_before_us_binds_a_linked_program(
+    gibibyte: Container, tmp_path: Path
+) -> None:
+    if gibibyte.sanitized:
+        pytest.skip("the sanitizer wants to be first")
+    (tmp_path / "linked.c").write_text(LINKED)
+    driver = gibibyte.driver / "libcuda.so.1"
+    command = ["gcc", tmp_path / "linked.c", driver, "-o", tmp_path / "linked"]
+    subprocess.run(command, check=True, timeout=60)
+    before = {"LD_PRELOAD": f"libcuda.so.1 {gibibyte.environment['LD_PRELOAD']}"}
+    done = run([str(tmp_path / "linked")], {**gibibyte.environment, **before})
+    assert json.loads(done.stdout) == [0, 0, 0, 1, 77]
+
+
+def test_open_a_plug_in_that_is_bound_deeply(gibibyte: Container, tmp_path: Path) -> None:
+    """Linked with the driver and loaded with RTLD_DEEPBIND: its own scope comes first."""
+    if gibibyte.sanitized:
+        pytest.skip("the sanitizer refuses RTLD_DEEPBIND")
+    source = tmp_path / "plugin.c"
+    source.write_text(
+        "int cuMemAlloc_v2(unsigned long long *, unsigned long);\n"
+        "int take(unsigned long long *p, unsigned long n) { return cuMemAlloc_v2(p, n); }\n"
+    )
+    driver = gibibyte.driver / "libcuda.so.1"
+    command = ["gcc", "-shared", "-fPIC", source, driver, "-o", tmp_path / "plugin.so"]
+    subprocess.run(command, check=True, timeout=60)
+    for mode, codes in ((2, [0, OUT_OF_MEMORY]), (2 | 8, [0, 0])):
+        with gibibyte.start() as program:
+            assert program("context()") == 0
+            program(f"plugin = ctypes.CDLL({str(tmp_path / 'plugin.so')!r}, mode={mode})")
+            program("take = lambda: plugin.take(byref(c_uint64()), c_size_t(600 * MIB))")
+            assert [program("take()"), program("take()")] == codes
+
+
+def test_open_the_c_librarys_own_dlsym(gibibyte: Container) -> None:
+    with gibibyte.start() as program:
+        assert program("context()") == 0
+        program("find = ctypes.CDLL('libc.so.6').dlsym")
+        program("find.restype, find.argtypes = c_void_p, (c_void_p, c_char_p)")
+        program("take = at(find(cuda()._handle, b'cuMemAlloc_v2'), c_void_p, c_size_t)")
+        assert program("take(byref(c_uint64()), 2 * GIB)") == 0
+        assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
+
+
 # --- harmless where nothing is asked of it ------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from testbed.stack.monitor.metrics import Observed, exposition
 from testbed.stack.monitor.pods import MonitoredPod
 from testbed.stack.monitor.regions import ContainerRegion, RegionDevice, RegionProblem
 from testbed.stack.monitor.samples import Sample, Tick
+from testbed.units import MIB
 
 POD = MonitoredPod(
     key=PodKey(namespace="ns", name="p", uid="u"),
@@ -196,6 +197,26 @@ def test_series_go_with_the_pod() -> None:
     gone = series(replace(SEEN, pods=[]))
     assert not any(name.startswith(("hami_vgpu", "hami_container", "vgpu_la")) for name in gone)
     assert "hami_host_gpu_memory_used_bytes" in gone
+
+
+def test_memory_that_the_library_does_not_know_of() -> None:
+    """The card counts more than was promised: somebody calls the driver past the hooks."""
+
+    def holding(*bytes_: int) -> list[Tick]:
+        return [
+            Tick(time=n, samples=(replace(tick(0, 0, 7).samples[0], bytes=count),))
+            for n, count in enumerate(bytes_)
+        ]
+
+    more, slack = 300 * MIB, 100 * MIB
+    assert reasons(ticks=holding(more, more)) == ["memory-beyond-library"]
+    assert reasons(ticks=holding(slack, slack)) == [], "the driver's own"
+    assert reasons(ticks=holding(more)) == reasons(ticks=holding(0, more)) == [], "one look"
+    # A first context above a small limit, or a limit lowered below use: it knows of that.
+    knows = replace(REGION, devices=(replace(REGION.devices[0], buffer_bytes=more),))
+    assert reasons(ticks=holding(more, more), regions={("u", "x"): knows}) == []
+    free = replace(REGION, devices=(replace(REGION.devices[0], limit_bytes=0),))
+    assert reasons(ticks=holding(more, more), regions={("u", "x"): free}) == []
 
 
 def test_containers_whose_limits_nothing_holds() -> None:

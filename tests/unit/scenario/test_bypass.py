@@ -15,9 +15,9 @@ from .made import Made
 
 WAYS = [
     *("disable_variable", "limit_variable", "empty_environment", "other_preload"),
-    *("own_loader", "driver_copy"),
+    *("driver_preload", "deepbind", "own_loader", "driver_copy", "own_lookup"),
 ]
-OPEN = {"own-loader", "driver-copy"}
+OPEN = {"own-loader", "driver-copy", "own-lookup"}
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +55,21 @@ def test_what_holds_and_its_control(question):
     everybody = {way.replace("_", "-") for way in WAYS}
     control = question.control(parameters, run(open_ways=everybody))
     assert control.verdict == "pass", control.reason
-    assert len(control.checks) == 4
+    assert len(control.checks) == 6
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"open_ways": OPEN | {"empty-environment"}}, {("stopped", "empty-environment")}),
-        ({"called": {"own-loader"}}, {("shown", "driver-copy")}),
-        ({"open_ways": {"own-loader"}}, {("shown", "driver-copy")}),  # docs are out of date
+        ({"called": {"own-loader"}}, {("shown", "driver-copy"), ("shown", "own-lookup")}),
+        (  # docs are out of date
+            {"open_ways": {"own-loader"}},
+            {("shown", "driver-copy"), ("shown", "own-lookup")},
+        ),
         (
             {"least": 100},  # who did not try was not stopped
-            {("stopped", w.replace("_", "-")) for w in WAYS[:4]},
+            {("stopped", w.replace("_", "-")) for w in WAYS[:6]},
         ),
     ],
 )
