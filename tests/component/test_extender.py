@@ -384,8 +384,8 @@ def test_l11_forty_pods_of_one_node_are_bound_in_bounded_time(
     node = gpu_node(slots=40)
     for i in range(40):
         create(f"p{i}", node, mem=100)
-    # The promise is 20 s on an idle machine; this deadline only bounds the test.
-    tools.wait_for(lambda: len(bound(api_server.pods(namespace))) == 40, 60, "all are bound")
+    # The promise; 2.6 s of it are used on two cores that 15 programs want.
+    tools.wait_for(lambda: len(bound(api_server.pods(namespace))) == 40, 20, "all are bound")
     assert stack.cards(node)[0]["slots"]["used"] == 40
 
 

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 
 import pytest
 
-from testbed.errors import CheckFailed
+from testbed.errors import CheckFailed, TestbedError
 from testbed.lab.deploy import cards, enforcement, ledger, plugin_states, set_enforcement
+from testbed.lab.deploy.common import (
+    ANNOTATION_NUDGE,
+    CERTIFICATES,
+    NAME,
+    SCHEDULER,
+    SELECTOR,
+    WEBHOOK,
+)
+from testbed.lab.deploy.ready import rollout
+from testbed.lab.kube import Kube
 from testbed.lab.progress import QuietProgress
+from testbed.lab.wait import wait_until
 from testbed.stack import names
 from testbed.stack.codec import decode_register
+
+from .test_allocation import phase, pod, wait_phase
 
 QUIET = QuietProgress()
 
 
 def stack_pods(testbed):
     """Return the uids of the stack's pods."""
-    found = testbed.kube.list("v1", "Pod", names.NAMESPACE)
+    found = testbed.kube.list("v1", "Pod", names.NAMESPACE, labels=SELECTOR)
     return {pod["metadata"]["uid"] for pod in found if "deletionTimestamp" not in pod["metadata"]}
 
 
@@ -46,6 +61,98 @@ def test_deployment_repairs_an_interrupted_control_run(testbed):
     testbed.deploy(QUIET)
     (state,) = plugin_states(testbed.kube)
     assert state.enforcement == "on"
+
+
+def ran(kube, suffix, *more):
+    """Run the CronJob's pod now, with more arguments, and return what it logged."""
+    cron = kube.get("batch/v1", "CronJob", CERTIFICATES, names.NAMESPACE)
+    spec = copy.deepcopy(cron["spec"]["jobTemplate"]["spec"])
+    spec["template"]["spec"]["containers"][0]["command"] += more
+    metadata = {"name": f"{CERTIFICATES}-{suffix}", "namespace": names.NAMESPACE}
+    kube.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
+    try:
+        wait_until(
+            "the certificates' job is done",
+            lambda: kube.get("batch/v1", "Job", metadata["name"], names.NAMESPACE),
+            ready=lambda job: (job.get("status") or {}).get("succeeded"),
+            describe=lambda job: str(job.get("status")),
+            timeout_s=90,
+        )
+        (pod,) = (
+            pod["metadata"]["name"]
+            for pod in kube.list("v1", "Pod", names.NAMESPACE,
+                                 labels=f"batch.kubernetes.io/job-name={metadata['name']}")
+        )  # fmt: skip
+        return kube.logs(names.NAMESPACE, pod)
+    finally:
+        kube.delete("batch/v1", "Job", metadata["name"], names.NAMESPACE)
+
+
+def test_certificates_renew_themselves_while_pods_are_admitted(testbed, namespace):
+    kube = testbed.kube
+    assert "certificates are kept" in ran(kube, "kept")
+    before = stack_pods(testbed)
+    missed, answered, stop = [], [], threading.Event()
+    probe = pod(testbed, namespace, "probe", 1000)
+
+    def flow():
+        with Kube(testbed.cluster.kubeconfig()) as own:
+            while not stop.is_set():
+                try:
+                    made = own.create(probe, dry_run=True)
+                except TestbedError as error:
+                    missed.append(error.text())
+                    return
+                answered.append(made["spec"]["schedulerName"])
+
+    def admitted(count):
+        start = len(answered)
+        wait_until(
+            "pods are admitted", lambda: len(answered) - start,
+            ready=lambda got: missed or got >= count, timeout_s=60,
+        )  # fmt: skip
+
+    flowing = threading.Thread(target=flow)
+    flowing.start()
+    try:
+        admitted(3)
+        assert "certificates are new" in ran(kube, "new", "--renew")
+        wait_until(
+            "both webhooks show the new leaf",
+            lambda: webhooks_that_read_anew(kube),
+            ready=lambda found: found == 2,
+            timeout_s=150,
+        )
+        admitted(10)
+    finally:
+        stop.set()
+        flowing.join(60)
+    assert not missed and set(answered) == {names.SCHEDULER_NAME}
+    wait_until(
+        "the scheduler's pod is a new one",
+        lambda: rollout(kube.get("apps/v1", "Deployment", SCHEDULER, names.NAMESPACE)),
+        ready=lambda late: not late,
+        timeout_s=60,
+    )
+    # Scheduler and extender have theirs: a pod gets its card.
+    kube.create(pod(testbed, namespace, "after", 2048))
+    assert phase(wait_phase(kube, namespace, "after", ("Running", "Failed"), 120)) == "Running"
+    rolled = stack_pods(testbed)
+    assert len(before - rolled) == len(rolled - before) == 1, "the scheduler's pod alone"
+    # A deployment finds what the job left.
+    testbed.deploy(QUIET)
+    assert stack_pods(testbed) == rolled
+
+
+def webhooks_that_read_anew(kube):
+    """Have kubelet look at the webhooks' volumes, and count those that say they did, too."""
+    count = 0
+    for found in kube.list("v1", "Pod", names.NAMESPACE, labels=f"{NAME}={WEBHOOK}"):
+        name = found["metadata"]["name"]
+        body = {"metadata": {"annotations": {ANNOTATION_NUDGE: str(time.time())}}}
+        kube.patch("v1", "Pod", name, body, names.NAMESPACE)
+        count += "read anew: /certificates" in kube.logs(names.NAMESPACE, name)
+    return count
 
 
 def test_node_ledger_and_monitor_know_the_same_cards(testbed):

@@ -211,6 +211,47 @@ def test_a_pod_with_sixteen_cards_has_them_in_the_node_s_order(nodes, space):
     assert all(card["refused"] for card in cards)
 
 
+GANG = 40
+
+
+def test_a_gang_of_forty_on_one_node_starts_and_each_has_its_own_cap(nodes, space):
+    """L11: turns between bind and Allocate, forty times, whatever order kubelet asks in.
+
+    The promise of 20 s is kept with 9 s on two idle cores; here the time only bounds the
+    test, since a busy machine starts forty containers as fast as it can.
+    """
+    kube, (_, wide) = nodes.kube, nodes.cluster.status().nodes
+    show = ["sh", "-c", f"echo ${names.ENV_MEMORY_LIMIT}_0; exec sleep 3600"]
+    for number in range(GANG):
+        limits = {names.RESOURCE_COUNT: 1, names.RESOURCE_MEMORY: 1000 + number}
+        one = pod(nodes, space, f"g{number}", limits, node=wide.name)
+        one["metadata"]["labels"] = {"scheduling.x-k8s.io/pod-group": "gang"}
+        one["spec"]["containers"][0]["command"] = show
+        kube.create(one)
+    found = wait_until(
+        "the gang runs",
+        lambda: kube.list("v1", "Pod", space),
+        ready=lambda pods: all(pod["status"].get("phase") == "Running" for pod in pods),
+        describe=lambda pods: ", ".join(
+            f"{pod['metadata']['name']} {pod['status'].get('phase')}"
+            for pod in pods
+            if pod["status"].get("phase") != "Running"
+        ),
+        timeout_s=120,
+    )
+    assert len(found) == GANG
+    for each in found:
+        name, (share,) = each["metadata"]["name"], promised(each)
+        mib = 1000 + int(name.removeprefix("g"))
+        assert share.mem_mib == mib
+        assert each["metadata"]["annotations"][names.POD_BIND_PHASE] == names.PHASE_SUCCESS
+        text = wait_until(
+            f"{name} has said its cap", lambda n=name: kube.logs(space, n), ready=bool,
+            timeout_s=30,
+        )  # fmt: skip
+        assert text.strip() == f"{mib}m", name
+
+
 def test_a_pod_that_waits_is_explained_and_the_advice_holds(nodes, space):
     def submit(name, mib):
         limits = {names.RESOURCE_COUNT: 9, names.RESOURCE_MEMORY: mib}

@@ -240,7 +240,7 @@ class _Plane:
         configuration = scheduler_configuration(StackValues(images=images))
         configuration["leaderElection"] = {"leaderElect": False}
         path = self.folder / "kubeconfig"
-        configuration["clientConnection"] = {"kubeconfig": str(path), "qps": 2000, "burst": 4000}
+        configuration["clientConnection"]["kubeconfig"] = str(path)
         (extender,) = configuration["extenders"]
         extender["urlPrefix"] = served.url
         extender["tlsConfig"] = {

@@ -291,6 +291,8 @@ def test_scheduler_configuration() -> None:
     found = yaml.safe_load(manifest["data"]["config.yaml"])
     assert found["profiles"] == [{"schedulerName": "mine"}]
     assert found["percentageOfNodesToScore"] == 100
+    # kube-scheduler's own bounds, 50 and 100, would hold up a hundred pods a second.
+    assert found["clientConnection"] == {"qps": 2000, "burst": 4000}
     (extender,) = found["extenders"]
     assert extender["urlPrefix"] == "https://127.0.0.1:9443"
     assert (extender["filterVerb"], extender["bindVerb"]) == ("filter", "bind")
