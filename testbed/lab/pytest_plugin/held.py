@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab.bundle import default_place
+from testbed.lab.cluster import resolve
 from testbed.lab.cluster.process import layout, lock
 from testbed.lab.cluster.protocol import ClusterSpec, Progress
 from testbed.lab.pytest_plugin import keeper
-from testbed.lab.pytest_plugin.settings import Settings, lacks, provider_of
+from testbed.lab.pytest_plugin.settings import Settings, lacks
 from testbed.lab.testbed import Testbed, checked_name
 from testbed.lab.use import VARIABLE
 
@@ -46,7 +47,13 @@ class _State(msgspec.Struct, kw_only=True):
 
 
 def join(
-    name: str, spec: ClusterSpec, settings: Settings, progress: Progress, *, asked: bool
+    name: str,
+    spec: ClusterSpec,
+    settings: Settings,
+    progress: Progress,
+    *,
+    asked: bool,
+    tell: Callable[[str], None],
 ) -> Testbed:
     """Return a testbed that is up and deployed.
 
@@ -56,6 +63,7 @@ def join(
         settings: The session's.
         progress: Told each step.
         asked: Somebody said what it must have: one that is up must have it.
+        tell: Told which kind of cluster was chosen, where nobody said.
 
     Raises:
         Unsuitable: it is up and does not have that.
@@ -66,7 +74,10 @@ def join(
     with _locked(name):
         state = _read(name)
         if state is None or state.process != settings.process or not _lives(state.keeper):
-            provider = provider_of(settings)
+            found = resolve(settings.provider, name)
+            if found.why:
+                tell(found.why)
+            provider = found.kind
             kept = keeper.start(name, provider, settings.process, keep=settings.keep)
             state = _State(
                 process=settings.process,
@@ -75,7 +86,7 @@ def join(
                 temporary=kept.temporary,
             )
             _write(name, state)
-        testbed = Testbed(name, state.provider)
+        testbed = _testbed(name, state.provider, settings)
         if state.failed:
             raise _told_before(state)
         if asked and not state.temporary and (why := lacks(testbed.cluster.status(), spec)):
@@ -136,7 +147,7 @@ def runs(name: str, settings: Settings) -> bool:
     state = _read(name)
     if state is not None and state.process == settings.process:
         return not state.temporary
-    return Testbed(checked_name(name), provider_of(settings)).cluster.status().state == "up"
+    return Testbed(checked_name(name)).cluster.status().state == "up"
 
 
 def names(settings: Settings) -> tuple[str, ...]:
@@ -149,6 +160,15 @@ def names(settings: Settings) -> tuple[str, ...]:
         for name in found
         if (state := _read(name)) is not None and state.process == settings.process
     )
+
+
+def _testbed(name: str, provider: str, settings: Settings) -> Testbed:
+    testbed = Testbed(name, provider)
+    if settings.kind_image and provider == "kind":
+        from testbed.lab.pytest_plugin.kind_fixture import with_image
+
+        testbed.cluster = with_image(name, settings.kind_image)
+    return testbed
 
 
 def _lives(pid: int) -> bool:

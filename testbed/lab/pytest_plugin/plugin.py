@@ -58,15 +58,14 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
             # A need of a test is met by the running testbed that was named, or not at all.
             if settings.name and not need.empty and held.runs(settings.name, settings):
                 name = settings.name
-            found = held.join(name, spec, settings, progress, asked=asked)
+            found = held.join(name, spec, settings, progress, asked=asked, tell=_say)
         except held.Unsuitable as error:
             if need.empty:
                 raise
             pytest.skip(error.text())
     yield found
     if not _is_worker(config):  # of several workers, others may still need it
-        with _progress(config) as progress:
-            config.stash[_LEFT].append(held.leave(name, settings, progress))
+        _leave(config, name)
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +109,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", _settings.MARKER)
+    if _settings.has_pytest_kind(config):
+        _settings.note_kind_options(config)
     _settings.read(config)  # a mistyped value is told before anything runs
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make one cluster of two where a test asks for ours and for pytest-kind's."""
+    if not _settings.has_pytest_kind(session.config):
+        return
+    for item in session.items:
+        names = set(getattr(item, "fixturenames", ()))
+        if {"kind_cluster", "testbed"} <= names:
+            session.config.stash[_settings.ONE_CLUSTER] = True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Prepare pytest-kind's ``kind_cluster``: its own kind is too old, its re-use broken."""
+    if fixturedef.argname == "kind_cluster" and fixturedef.func.__module__ == "pytest_kind.plugin":
+        from testbed.lab.pytest_plugin import kind_fixture
+
+        with _progress(request.config) as progress:
+            if _settings.read(request.config).provider == "kind":
+                kind_fixture.join(request, request.getfixturevalue("testbed"), progress)
+            else:
+                kind_fixture.mend(request.config, progress)
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -169,11 +196,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     from testbed.errors import TestbedError
     from testbed.lab.pytest_plugin import held
 
-    settings = _settings.read(config)
-    for name in held.names(settings):
+    for name in held.names(_settings.read(config)):
         try:
-            with _progress(config) as progress:
-                config.stash.setdefault(_LEFT, []).append(held.leave(name, settings, progress))
+            _leave(config, name)
         except TestbedError as error:
             raise pytest.exit.Exception(error.text(), returncode=2) from error
 
@@ -191,6 +216,23 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 # --- below ---------------------------------------------------------------------
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
+
+
+def _leave(config: pytest.Config, name: str) -> None:
+    from testbed.lab.pytest_plugin import held
+
+    settings = _settings.read(config)
+    with _progress(config) as progress:
+        left = held.leave(name, settings, progress)
+    config.stash.setdefault(_LEFT, []).append(left)
+    if not left and settings.provider == "kind" and _settings.has_pytest_kind(config):
+        from testbed.lab.pytest_plugin import kind_fixture
+
+        kind_fixture.part(config, name)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _note_use(config: pytest.Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,18 @@ DEFAULT_CARDS = "a100-80gb:1"
 KEPT_NAME = "pytest"
 #: What pytest-xdist's workers are told by the process that started them.
 PROCESS = "vgpu_testbed_process"
+#: Options of pytest-kind 22.11.1 and their defaults.
+KIND_DEFAULTS: dict[str, Any] = {
+    "cluster_name": "pytest-kind",
+    "keep_cluster": False,
+    "kubeconfig": None,
+    "kind_image": None,
+    "kind_bin": None,
+    "kind_kubectl_bin": None,
+}
+KIND_OPTIONS: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+#: Some test asks for pytest-kind's cluster and for ours: they are one.
+ONE_CLUSTER: pytest.StashKey[bool] = pytest.StashKey()
 MARKER = (
     "testbed(cards=None, nodes=None): the test needs a testbed of these cards and nodes"
     " (words of `testbed up --cards … --nodes …`); one is brought up for such tests, and a"
@@ -44,6 +56,7 @@ class Settings:
         timeout_s: Deadline of waits for pods.
         process: The one that the session ends with: pytest's own, or with pytest-xdist
             that of all workers.
+        kind_image: The nodes' image of a kind cluster, where pytest-kind's option names one.
     """
 
     provider: str = "auto"
@@ -53,6 +66,7 @@ class Settings:
     keep: bool = False
     timeout_s: float = 120.0
     process: int = 0
+    kind_image: str = ""
 
     @property
     def base_name(self) -> str:
@@ -99,15 +113,34 @@ def read(config: pytest.Config) -> Settings:
         return str(config.getini(f"testbed_{name}") if given is None else given).strip()
 
     keep = config.getoption("testbed_keep")
+    provider, name, image = said("provider") or "auto", said("name"), ""
+    if has_pytest_kind(config):
+        options = config.stash[KIND_OPTIONS]
+        if provider == "auto" and (options != KIND_DEFAULTS or ONE_CLUSTER in config.stash):
+            provider = "kind"
+        if provider == "kind":
+            name, image = name or options["cluster_name"], options["kind_image"] or ""
+            keep = keep or options["keep_cluster"]
     return Settings(
-        provider=said("provider") or "auto",
-        name=said("name"),
+        provider=provider,
+        name=name,
+        kind_image=image,
         cards=said("cards"),
         nodes=None if not said("nodes") else int(_number("nodes", said("nodes"), whole=True)),
         keep=bool(config.getini("testbed_keep") if keep is None else keep),
         timeout_s=_number("timeout", said("timeout") or "120"),
         process=getattr(config, "workerinput", {}).get(PROCESS) or os.getpid(),
     )
+
+
+def has_pytest_kind(config: pytest.Config) -> bool:
+    """Tell whether pytest-kind is there, by the name of its entry point."""
+    return config.pluginmanager.has_plugin("pytest-kind")
+
+
+def note_kind_options(config: pytest.Config) -> None:
+    """Keep what pytest-kind's options said: some are set for its fixture later."""
+    config.stash[KIND_OPTIONS] = {name: config.getoption(name) for name in KIND_DEFAULTS}
 
 
 def _number(name: str, text: str, *, whole: bool = False) -> float:
@@ -119,11 +152,6 @@ def _number(name: str, text: str, *, whole: bool = False) -> float:
         kind = "a whole number" if whole else "a number"
         raise pytest.UsageError(f"--testbed-{name} {text}: {kind} above 0 is wanted")
     return found
-
-
-def provider_of(settings: Settings) -> str:
-    """Return the kind of cluster that the session's testbeds are."""
-    return "process" if settings.provider == "auto" else settings.provider
 
 
 def need_of(marker: pytest.Mark) -> Need:
