@@ -40,7 +40,7 @@ def used(pids: set[int]) -> tuple[int, str]:
     """Return what NVML counts for processes, bytes, and the card's uuid."""
     import pynvml as nvml
 
-    nvml.nvmlInit()
+    nvml.nvmlInit()  # it counts; what is not shut down stays open
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
     total = sum(
         int(process.usedGpuMemory or 0)
@@ -50,42 +50,83 @@ def used(pids: set[int]) -> tuple[int, str]:
     return total, nvml.nvmlDeviceGetUUID(handle)
 
 
+class Racers:
+    """Processes that fill the pod's memory at once, round after round."""
+
+    def __init__(self, processes: int, ceiling_mib: int) -> None:
+        self.children = [
+            subprocess.Popen(
+                [sys.executable, str(FOLDER / "racer.py"), str(number), str(ceiling_mib)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(processes)
+        ]
+
+    def told(self, word: str = "") -> None:
+        """Wait until each has said a word, or anything that is no error.
+
+        Raises:
+            OSError: one said something else, or ended.
+        """
+        for child in self.children:
+            assert child.stdout is not None
+            line = child.stdout.readline().strip()
+            if not line or line.startswith(("error", "no context")) or (word and line != word):
+                raise OSError(f"a racer said {line!r}, not {word or 'what it took'!r}")
+
+    def say(self, word: str) -> None:
+        """Tell all of them."""
+        for child in self.children:
+            assert child.stdin is not None
+            child.stdin.write(f"{word}\n")
+            child.stdin.flush()
+
+    def end(self) -> None:
+        """Kill all of them."""
+        for child in self.children:
+            child.kill()
+            child.communicate()
+
+
 def race(index: int, parameters: dict[str, object]) -> bool:
-    """Let processes fill the pod's memory at once, and hold it."""
+    """Let processes fill the pod's memory at once, in rounds, and hold the last one's."""
     processes, cap = int(str(parameters["processes"])), int(str(parameters["cap_mib"]))
-    ceiling = cap * int(str(parameters["ceiling_pct"])) // 100 // processes
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(FOLDER / "racer.py"), str(number), str(ceiling)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(processes)
-    ]
+    rounds = int(str(parameters["rounds"]))
+    racers = Racers(processes, cap * int(str(parameters["ceiling_pct"])) // 100 // processes)
+    pids = {child.pid for child in racers.children}
+    totals = []
     try:
-        for word in ("ready", ""):
-            for child in children:
-                assert child.stdout is not None
-                line = child.stdout.readline().strip()
-                if (word and line != word) or not line:
-                    emit("error", phase="race", code=1, text=f"a racer said {line!r}, not {word!r}")
-                    return False
-            if word:
-                for child in children:
-                    assert child.stdin is not None
-                    child.stdin.write("go\n")
-                    child.stdin.flush()
-        total, uuid = used({child.pid for child in children})
-        emit("filled", phase="race", uuid=uuid, bytes=total, processes=processes)
+        racers.told("ready")
+        for number in range(1, rounds + 1):
+            racers.say("go")
+            racers.told()
+            total, uuid = used(pids)
+            totals.append(total)
+            if number < rounds:
+                racers.say("free")
+                racers.told("freed")
+    except OSError as error:
+        emit("error", phase="race", code=1, text=str(error))
+        return False
+    else:
+        emit(
+            "filled",
+            phase="race",
+            uuid=uuid,
+            bytes=total,
+            most=max(totals),
+            least=min(totals),
+            rounds=rounds,
+            processes=processes,
+        )
         emit("holding", phase="race", index=index)
         in_time = wait_for_release("race", float(str(parameters["hold_seconds"])))
         emit("released", phase="race", in_time=in_time)
         return True
     finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+        racers.end()
 
 
 def main() -> int:

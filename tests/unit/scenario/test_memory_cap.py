@@ -88,6 +88,23 @@ def test_what_does_not_hold(question, changes, expected):
     assert bad(question.checks(read(question), run(**changes))) == expected
 
 
+@pytest.mark.parametrize(
+    ("most", "least", "reason"),
+    [(0, 0, ""), (0, -2, ""), (1, 0, "above the cap"), (0, -4, "refused too early")],
+)
+def test_the_worst_round_counts(question, most, least, reason):
+    trial = run()
+    for pod, cap in CAPS.items():
+        for event in trial.pods[pod].containers[0].events:
+            if event["event"] == "filled" and event["phase"] == "race":
+                event |= {"most": (cap + most) * MIB, "least": (cap + least) * MIB, "rounds": 7}
+    found = [c for c in question.checks(read(question, rounds=7), trial) if c.name == "filled"]
+    raced = [c for c in found if c.variant == "race"]
+    assert {c.reason for c in raced} == {reason}
+    assert {c.source for c in raced} == {"workload, 8 processes, 7 rounds"}
+    assert all(c.verdict == "pass" for c in found if c.variant != "race")
+
+
 def test_a_control_that_holds_proves_nothing(question):
     control = question.control(read(question), run())
     assert control.verdict == "error" and "filled of a (race) held" in control.reason
@@ -112,6 +129,7 @@ def test_a_pod_that_died_is_an_error(question):
         {"pods": {"a": 8192}, "processes": 32},
         {"allocators": [], "processes": 0},
         {"ceiling_pct": 100},
+        {"rounds": 0},
         {"growth_rounds": -1},
     ],
 )
