@@ -3,15 +3,16 @@
 #include <stddef.h>
 #include <string.h>
 
-/* runc's options that take their value as the next argument: global ones, then those of
- * create, run, restore and exec. All others are switches or carry their value after '='. */
-static const char *const global_values[] = {"log", "log-format", "root", "criu", "rootless", NULL};
+/* Options of runc and crun that take their value as the next argument: global ones, then those
+ * of create, run, restore and exec. All others are switches or carry their value after '='. */
+static const char *const global_values[] = {"log",      "log-format",     "log-level", "root",
+                                            "rootless", "cgroup-manager", "criu",      NULL};
 static const char *const command_values[] = {
     "bundle", "b",          "console-socket", "pid-file",     "preserve-fds", "process",
     "p",      "cwd",        "env",            "e",            "user",         "u",
     "cap",    "c",          "additional-gids", "g",           "apparmor",     "process-label",
     "cgroup", "image-path", "work-path",      "parent-path",  "lsm-profile",  "lsm-mount-context",
-    "empty-ns", "manage-cgroups-mode", "status-fd", NULL};
+    "empty-ns", "manage-cgroups-mode", "status-fd", "config", "f", NULL};
 
 static bool listed(const char *const *list, const char *name, size_t size) {
     for (; *list; list++)
@@ -24,6 +25,7 @@ static void keep(struct call *call, const char *name, size_t size, const char *v
     if (NAMED("log")) call->log = value;
     if (NAMED("log-format")) call->log_is_json = strcmp(value, "json") == 0;
     if (NAMED("bundle") || NAMED("b")) call->bundle = value;
+    if (NAMED("config") || NAMED("f")) call->config = value;
     if (NAMED("process") || NAMED("p")) call->process = value;
 #undef NAMED
 }

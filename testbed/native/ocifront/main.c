@@ -1,4 +1,5 @@
-/* vgpu-oci-front: stands before runc, under the name that containerd calls.
+/* vgpu-oci-front: stands before runc or crun, under the name that containerd, Docker or
+ * Podman calls.
  *
  * What a host cannot give a container is taken out of its configuration, what the host
  * lends to an image is put in; then runc takes over with the caller's arguments. Silent
@@ -148,9 +149,12 @@ int main(int argc, char **argv) {
     call = call_read(argv);
     struct config config;
     read_config(&config);
-    if (command_is("create") || command_is("run")) {
-        char *path;
-        if (asprintf(&path, "%s/config.json", call.bundle) < 0) die("out of memory");
+    if (command_is("create") || command_is("run") || command_is("restore")) {
+        const char *name = call.config ? call.config : "config.json";
+        char *path; /* the runtime enters the bundle before it opens the file */
+        if (asprintf(&path, "%s%s%s", *name == '/' ? "" : call.bundle, *name == '/' ? "" : "/",
+                     name) < 0)
+            die("out of memory");
         edit_file(path, true, &config);
         free(path);
     } else if (command_is("exec") && call.process) {

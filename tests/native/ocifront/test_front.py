@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -206,13 +207,18 @@ def test_gid_of_devpts_is_dropped_where_it_is_not(front: Front) -> None:
         ["--log=L", "create", "-b", "B", "id"],
         ["--root=/x", "run", "--bundle=B", "--no-pivot", "id"],
         ["--debug", "create", "--console-socket", "create", "--bundle", "B", "id"],
+        # As conmon calls for Podman, and containerd where a checkpoint is started.
+        ["--cgroup-manager", "cgroupfs", "--log=L", "create", "--bundle", "B", "id"],
+        ["--root", "/x", "restore", "--image-path", "/i", "--bundle", "B", "id"],
+        ["create", "-f", "config.json", "-b", "B", "id"],
+        ["create", "--config=B/config.json", "id"],
     ],
 )
 def test_bundles_are_found_in_any_order(front: Front, arguments: list[str]) -> None:
     front.configure("cgroups drop")
     front.spec(spec())
     bundle = str(front.bundle)
-    front.run(*[word.replace("B", bundle) if word.endswith("B") else word for word in arguments])
+    front.run(*[re.sub(r"(?<![A-Z])B(?=$|/)", bundle, word) for word in arguments])
     assert "cgroupsPath" not in front.result()["linux"]
 
 
