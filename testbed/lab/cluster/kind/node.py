@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from testbed.card.driver_root import MARK
 from testbed.lab.cluster.kind.layout import SEED, SERVICE_LOGS
 from testbed.stack import names
 
@@ -21,8 +22,13 @@ def setup_script() -> str:
     root, hook = names.EMULATED_DRIVER_ROOT, names.HOOK_PATH
     lines = [
         "set -e",
-        f"if [ ! -e {root} ] && [ -e {SEED}/cards ]; then",
-        f"  cp -r --preserve=mode --sparse=always {SEED} {root}.new && mv {root}.new {root}",
+        # A file system of its own: engines make /run one from which nothing is executed,
+        # and the driver's libraries lie here. Its mark comes last: without it, once more.
+        f"mkdir -p {root}",
+        f"mountpoint -q {root} || mount -t tmpfs -o mode=755 tmpfs {root}",
+        f"if [ ! -e {root}/{MARK} ] && [ -e {SEED}/{MARK} ]; then",
+        f"  cp -r --preserve=mode --sparse=always {SEED}/cards {SEED}/driver {root}",
+        f"  cp {SEED}/{MARK} {root}",
         "fi",
         f"mkdir -p {hook} {SERVICE_LOGS}",
         f"mountpoint -q {hook} || mount -t tmpfs -o mode=755 tmpfs {hook}",
