@@ -85,6 +85,7 @@ def run_trial(
     step: Step | None = None,
     watch: Callable[[Trial], None] | None = None,
     clock: Callable[[], float] = time.time,
+    steady: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> Trial:
     """Start the pods, see them through all their phases, return what was seen.
@@ -100,7 +101,8 @@ def run_trial(
             there is nothing to change, and the pod goes on.
         step: Told how far the pods are.
         watch: Called with what is known so far, at every look.
-        clock: Seconds since 1970.
+        clock: Seconds since 1970, for what is compared with the nodes' clocks.
+        steady: Seconds, for deadlines: a clock that is set must not end a trial.
         pause: Waits for seconds.
 
     Raises:
@@ -118,12 +120,14 @@ def run_trial(
         changes or {},
         step,
         clock,
+        steady,
         pause,
     )
+    begun = steady()
     while not run.look():
         if watch is not None:
             watch(run.trial())
-        if clock() - run.started > deadline_seconds:
+        if steady() - begun > deadline_seconds:
             raise WaitTimeout(
                 f"the pods of {namespace} did not end within {deadline_seconds:.0f} s",
                 why=run.stuck(),
@@ -147,12 +151,13 @@ class _Run:
         changes: Mapping[str, Mapping[str, LimitChange]],
         step: Step | None,
         clock: Callable[[], float],
+        steady: Callable[[], float],
         pause: Callable[[float], None],
     ) -> None:
         self._access, self._namespace = access, namespace
         self._enforcement, self._deletions, self._changes = enforcement, deletions, changes
-        self._step, self._clock = step, clock
-        self._patiently = Patience(clock, pause, self._tell)
+        self._step, self._clock, self._steady = step, clock, steady
+        self._patiently = Patience(steady, pause, self._tell)
         self._pods = [WatchedPod.of(m) for m in manifests if m["kind"] == "Pod"]
         self._samples: dict[tuple[float, str, int], Sample] = {}
         self._ledger: Mapping[str, Any] = {}
@@ -170,8 +175,8 @@ class _Run:
         for pod in self._pods:
             if pod.looks:
                 self._read(pod)
-        _check_placed(self._pods, self._clock())
-        _check_started(self._pods, self._clock())
+        _check_placed(self._pods, self._steady())
+        _check_started(self._pods, self._steady())
         self.sample()
         ready = ready_containers(self._pods, list(self._samples.values()))
         if ready:

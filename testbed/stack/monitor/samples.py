@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ from testbed.stack.devices import CardBook, CardReading, Device
 from testbed.stack.model import PodKey
 from testbed.stack.monitor.utilization import Window
 from testbed.stack.monitor.whose import NOBODY, Owner
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +88,30 @@ def samples_of(
     return tuple(found)
 
 
+#: Further than this the node's clock does not wander by itself: somebody has set it. Who was
+#: kept from running for a good part of it between two looks at clocks cannot tell.
+_JUMP_S, _LOOK_S = 0.25, 0.05
+
+
 class Ring:
     """The ticks of the last ``keep_s`` seconds.
 
     A tick's time is taken as it is stored, under the lock that also gives ``now``: who
-    passes an answer's ``now`` on as ``since`` misses nothing and gets nothing twice.
+    passes an answer's ``now`` on as ``since`` misses nothing and gets nothing twice. Times
+    go on as the steady clock does; when the node's clock is set, they begin anew with it,
+    and what was before is forgotten: no share is reckoned over a span that never was.
     """
 
-    def __init__(self, *, keep_s: float, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        keep_s: float,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._keep_s = keep_s
-        self._clock = clock
+        self._clock, self._steady = clock, steady
+        self._ahead = clock() - steady()
         self._lock = threading.Lock()
         self._ticks: list[Tick] = []
         self._latest = 0.0
@@ -113,16 +130,24 @@ class Ring:
     def since(self, moment: float) -> tuple[float, tuple[Tick, ...]]:
         """Return (now, the ticks after a moment)."""
         with self._lock:
+            now = self._forward()
             start = bisect.bisect_right(self._ticks, moment, key=lambda tick: tick.time)
-            return self._forward(), tuple(self._ticks[start:])
+            return now, tuple(self._ticks[start:])
 
     def last(self) -> Tick | None:
         with self._lock:
             return self._ticks[-1] if self._ticks else None
 
     def _forward(self) -> float:
-        """Return a time later than any given before, also if the clock was set back."""
-        self._latest = max(self._clock(), self._latest + 1e-6)
+        """Return a time later than any given before, unless the clock was set back."""
+        before, wall, after = self._steady(), self._clock(), self._steady()
+        off = wall - (after + self._ahead)
+        if abs(off) > _JUMP_S and after - before < _LOOK_S:
+            _log.warning("the node's clock was set by %+.3f s: samples begin anew", off)
+            self._ahead += off
+            self._ticks.clear()
+            self._latest = float("-inf")
+        self._latest = max(after + self._ahead, self._latest + 1e-6)
         return self._latest
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
+
+import pytest
 
 from testbed.stack.devices import CardBook, CardReading, Device, ProcessBytes
 from testbed.stack.model import PodKey
@@ -63,15 +66,13 @@ def test_use_of_the_card_by_both_books() -> None:
 
 
 def test_since_misses_nothing_and_gives_nothing_twice() -> None:
-    """Also while the clock stands still or is set back."""
+    """Also while the clock stands still."""
     clock = Clock(100.0)
-    ring = Ring(keep_s=600, clock=clock)
+    ring = Ring(keep_s=600, clock=clock, steady=clock)
     got: list[int] = []
     since = 0.0
     for number in range(1, 6):
         ring.add(sample(number))
-        if number == 3:
-            clock.now = 50.0
         if number % 2:
             since, ticks = ring.since(since)
             got += [s.pid for tick in ticks for s in tick.samples]
@@ -82,9 +83,57 @@ def test_since_misses_nothing_and_gives_nothing_twice() -> None:
     assert times == sorted(set(times))
 
 
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 0.5, -0.5])
+def test_a_clock_that_is_set_makes_no_span_that_never_was(jump: float) -> None:
+    """Two samples a quarter of a second apart stay so, whatever the clock says."""
+    wall, steady = Clock(10_000.0), Clock(5.0)
+    ring = Ring(keep_s=600, clock=wall, steady=steady)
+    since = 0.0
+    for number in range(1, 9):
+        if number == 5:
+            wall.now += jump
+        ring.add(sample(number))
+        since, ticks = ring.since(since)
+        assert [s.pid for tick in ticks for s in tick.samples] == [number] or (
+            # Who asks by the clock of before is told from the next answer on.
+            number == 5 and jump < 0 and not ticks
+        )
+        wall.now += 0.25
+        steady.now += 0.25
+    kept = [tick.time for tick in ring.since(0)[1]]
+    assert len(kept) == 4, "what was before is forgotten"
+    assert [b - a for a, b in pairwise(kept)] == pytest.approx([0.25] * 3)
+    assert ring.since(0)[0] == pytest.approx(wall.now), "the node's clock of now"
+
+
+def test_a_clock_that_wanders_is_no_clock_that_was_set() -> None:
+    wall, steady = Clock(1000.0), Clock(5.0)
+    ring = Ring(keep_s=600, clock=wall, steady=steady)
+    for number in range(40):
+        ring.add(sample(number))
+        steady.now += 0.25
+        wall.now += 0.255
+    assert len(ring.since(0)[1]) == 40
+
+
+def test_who_is_kept_from_running_between_two_looks_sees_no_jump() -> None:
+    wall = Clock(1000.0)
+
+    class Slow(Clock):
+        def __call__(self) -> float:
+            self.now += 0.4
+            wall.now += 0.4
+            return self.now
+
+    ring = Ring(keep_s=600, clock=wall, steady=Slow(5.0))
+    ring.add(sample(1))
+    ring.add(sample(2))
+    assert len(ring.since(0)[1]) == 2
+
+
 def test_ring_forgets() -> None:
     clock = Clock(0.0)
-    ring = Ring(keep_s=10, clock=clock)
+    ring = Ring(keep_s=10, clock=clock, steady=clock)
     for second in range(1000):
         clock.now = float(second)
         ring.add(sample(second))
@@ -96,7 +145,7 @@ def test_ring_forgets() -> None:
 
 
 def test_answer_is_the_contract() -> None:
-    ring = Ring(keep_s=10, clock=Clock(1790000000.5))
+    ring = Ring(keep_s=10, clock=Clock(1790000000.5), steady=Clock(1.0))
     ring.add(sample(4711))
     now, ticks = ring.since(0)
     document = answer(

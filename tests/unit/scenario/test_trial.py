@@ -43,9 +43,13 @@ class FakeAccess:
         self.started = False
         self.hits = 7  # of the card's earlier life
         self.ahead = ahead  # the node's clock before ours
+        self.set = 0.0  # what our clock was set by meanwhile
         self.blips = {}  # call -> errors still to come
 
     def clock(self):
+        return self.now + self.set
+
+    def steady(self):
         return self.now
 
     def pause(self, seconds):
@@ -167,6 +171,7 @@ def go(access, deadline=60.0, containers=("main",), enforcement="on", **options)
         enforcement=enforcement,
         deadline_seconds=deadline,
         clock=access.clock,
+        steady=access.steady,
         pause=access.pause,
         **options,
     )
@@ -174,6 +179,23 @@ def go(access, deadline=60.0, containers=("main",), enforcement="on", **options)
 
 def released(access):
     return [(name, phase) for name, phase, _ in access.releases]
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_clock_that_is_set_ends_no_trial(jump):
+    access = FakeAccess()
+    release = access.release
+
+    def meddle(namespace, name, container, phase):
+        access.set = jump
+        return release(namespace, name, container, phase)
+
+    access.release = meddle
+    assert go(access).pods["a"].problem == ""
+    stuck = FakeAccess(slow=("a",))
+    stuck.set = jump
+    with pytest.raises(WaitTimeout):
+        go(stuck)
 
 
 def test_what_the_budget_refused_meanwhile_is_counted():
