@@ -123,7 +123,9 @@ class Pod:
 
         def scheduled(pod: dict[str, Any] | None) -> TestbedError | None:
             node = ((pod or {}).get("spec") or {}).get("nodeName")
-            return node and ClusterError(
+            if not node:
+                return None
+            return ClusterError(
                 f"pod {self.name} was scheduled", why=f"it is on {node}, and was to find no place"
             )
 

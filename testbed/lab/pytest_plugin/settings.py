@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus
+    from testbed.lab.cluster.protocol import CardSpec, ClusterSpec, ClusterStatus
 
 #: Same as ``testbed.cli.options.DEFAULT_CARDS``, which lies above this package.
 DEFAULT_CARDS = "a100-80gb:1"
@@ -207,8 +209,8 @@ def lacks(status: ClusterStatus, spec: ClusterSpec) -> str:
     """
     if not status.nodes or not all(node.profiles for node in status.nodes):
         return ""  # nobody knows what cards they are: real ones, or another's cluster
-    free = [{card.profile: card.count for card in node.profiles} for node in status.nodes]
-    wanted = [{card.profile: card.count for card in cards} for cards in spec.by_node()]
+    free = [_counts(node.profiles) for node in status.nodes]
+    wanted = [_counts(cards) for cards in spec.by_node()]
     # The greediest first: who is content with any node leaves the larger ones.
     for cards in sorted(wanted, key=lambda each: -sum(each.values())):
         fitting = [has for has in free if all(has.get(k, 0) >= n for k, n in cards.items())]
@@ -219,5 +221,12 @@ def lacks(status: ClusterStatus, spec: ClusterSpec) -> str:
     return ""
 
 
-def _words(cards: dict[str, int]) -> str:
+def _counts(cards: Iterable[CardSpec]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for card in cards:
+        found[card.profile] += card.count
+    return found
+
+
+def _words(cards: Counter[str]) -> str:
     return ",".join(f"{profile}:{count}" for profile, count in cards.items())
