@@ -37,11 +37,18 @@ def up(
         int, typer.Option("--port", min=0, max=65535, help="API server's port on 127.0.0.1.")
     ] = 0,
     bare: Annotated[bool, typer.Option("--bare", help="Without the sharing stack.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what each node would get; nothing is started."),
+    ] = False,
     output: Output = Format.table,
     as_json: Json = False,
 ) -> None:
     """Bring up a cluster with emulated cards and deploy the sharing stack."""
     chosen = format_of(output, as_json)
+    if dry_run:
+        _dry_run(name, cards, nodes, provider, port, chosen)
+        return
     with errors_as_exit_codes(chosen):
         from testbed.lab import images
         from testbed.lab.bundle import default_place
@@ -50,6 +57,7 @@ def up(
 
         spec = cluster_spec(cards, nodes, port)
         testbed = Testbed(checked_name(name), resolved(provider, name))
+        testbed.check(spec)
         progress = ConsoleProgress()
         with (
             testbed.use("up", progress) as use,
@@ -61,6 +69,26 @@ def up(
             if not bare:
                 testbed.deploy(progress, prepared=prepared)
         emit(found, status_text(found), chosen)
+
+
+def _dry_run(
+    name: str, cards: str, nodes: int | None, provider: str, port: int, output: Format
+) -> None:
+    """Print what ``up`` would give each node."""
+    with errors_as_exit_codes(output):
+        from testbed.errors import InputError
+        from testbed.lab.cluster.kind.preview import preview
+        from testbed.lab.testbed import checked_name, cluster_spec
+
+        spec = cluster_spec(cards, nodes, port)
+        if resolved(provider, checked_name(name)) != "kind":
+            raise InputError(
+                "there is no dry run of a process cluster",
+                why="its nodes are given nothing of the machine but programs, read-only",
+                hint="testbed up --provider kind --dry-run",
+            )
+        found = preview(name, spec.by_node(), port=port)
+        emit(found, found.text(), output)
 
 
 def down(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:

@@ -32,10 +32,11 @@ def complete_name(incomplete: str) -> list[str]:
 def complete_cards(incomplete: str) -> list[str]:
     """Return the cards that can go on what is written so far."""
     from testbed.card.profiles import PROFILES
+    from testbed.card.spec import REAL
 
     cut = max(incomplete.rfind(","), incomplete.rfind(";")) + 1
     head, word = incomplete[:cut], incomplete[cut:]
-    return [head + name for name in sorted(PROFILES) if name.startswith(word)]
+    return [head + name for name in sorted((*PROFILES, REAL)) if name.startswith(word)]
 
 
 def complete_case(incomplete: str) -> list[str]:
@@ -71,7 +72,9 @@ Provider = Annotated[
 ]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace of the pod.")]
 CARDS_HELP = (
-    "Cards of each node: PROFILE[:COUNT][,…]; with semicolons one list a node: 'a100-80gb:8;t4:16'."
+    "Cards of each node: PROFILE[:COUNT][,…]; with semicolons one list a node:"
+    " 'a100-80gb:8;t4:16'. In kind also the machine's own: nvidia, nvidia:2 (how many),"
+    " nvidia:0,1 or nvidia:GPU-…,MIG-… (which)."
 )
 
 

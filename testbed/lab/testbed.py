@@ -20,6 +20,7 @@ from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
 from testbed.lab.cluster.process import layout
+from testbed.lab.cluster.process.parts import Parts as ProcessParts
 from testbed.lab.cluster.protocol import Cluster, ClusterSpec, ClusterStatus, Progress
 from testbed.lab.deploy import StackImages, StackValues, deploy, render
 from testbed.lab.kube import Kube
@@ -123,6 +124,22 @@ class Testbed:
                 )
             yield found
 
+    def check(self, spec: ClusterSpec) -> None:
+        """Refuse cards that the cluster's nodes cannot carry, before anything is made.
+
+        Raises:
+            InputError: the machine's own cards in a process cluster, or such as it has not.
+        """
+        nodes = spec.by_node()
+        if not any(card.real for cards in nodes for card in cards):
+            return
+        if self.provider == "process":
+            ProcessParts().check_cards([card for cards in nodes for card in cards])
+        else:
+            from testbed.lab.cluster.kind import gpu_nodes
+
+            gpu_nodes.planned(nodes)
+
     def up(
         self,
         spec: ClusterSpec,
@@ -213,6 +230,8 @@ class Testbed:
         found = self.info() if status.state == "up" else None
         if found is not None and as_it_is:
             return found
+        if status.state != "up" and spec is not None:
+            self.check(spec)
         prepared = images.prepare(progress)
         if status.state != "up":
             self.up(spec or _spec_of(status), progress, prepared=prepared)

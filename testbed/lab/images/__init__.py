@@ -23,8 +23,10 @@ __all__ = [
     "configuration",
     "find",
     "folders",
+    "native_at_hand",
     "native_folder",
     "prepare",
+    "system_binds",
 ]
 
 #: The name that containerd is told to keep for the pods' first process.
@@ -92,6 +94,17 @@ def prepare(progress: Progress) -> tuple[Image, ...]:
 def native_folder(progress: Progress) -> Path:
     """Return the folder with the OCI front, the driver and the libraries that nodes get."""
     return _native(stack.prepare(progress))
+
+
+def native_at_hand() -> Path | None:
+    """Return ``native_folder`` if it has been made; nothing is made."""
+    found = stack.find()
+    return _native(found) if found else None
+
+
+def system_binds() -> tuple[Bind, ...]:
+    """Return what images are lent of the machine's system; all else lies in the cache."""
+    return tuple(rootfs.lent())
 
 
 def folders(images: Iterable[Image]) -> tuple[Path, ...]:

@@ -41,7 +41,7 @@ def prepare(progress: Progress) -> Path:
     source = source_tree()
     python = venv.system_python()
     base_key = _base_key(source, python)
-    key = cache.key_of(_RECIPE, base_key, cache.key_of_files(source, source_files(source)))
+    key = _key(source, base_key)
     found = cache.find("stack", key)
     if found:
         return found
@@ -51,6 +51,20 @@ def prepare(progress: Progress) -> Path:
         _make(source, base, folder, python, step)
 
     return cache.obtain("stack", key, make, progress, "build the stack's environment")
+
+
+def find() -> Path | None:
+    """Return the folder of the environment if the cache has it.
+
+    Raises:
+        TestbedError: sources or interpreter are missing.
+    """
+    source = source_tree()
+    return cache.find("stack", _key(source, _base_key(source, venv.system_python())))
+
+
+def _key(source: Path, base_key: str) -> str:
+    return cache.key_of(_RECIPE, base_key, cache.key_of_files(source, source_files(source)))
 
 
 def source_tree() -> Path:
