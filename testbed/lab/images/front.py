@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from testbed.errors import InputError
+from testbed.lab.images import adaptations as _adaptations
 from testbed.lab.images.model import Image
 
 #: Where the front reads it from, unless the environment variable names another file.
@@ -45,6 +46,24 @@ def configuration(
         for bind in image.binds:
             lines.append(f"bind {_word(relocate(bind.source))} {_word(bind.destination)}")
     return "\n".join(lines) + "\n"
+
+
+def engine_configuration(runtime: str) -> str:
+    """Return the configuration for an engine whose default runtime the front is.
+
+    Containers keep their cgroups and get what this host can give; see ``adaptations``.
+
+    Args:
+        runtime: The real runtime's absolute path.
+    """
+    return configuration(
+        (), runtime=runtime, arguments=(), drop_cgroups=False, drop_oom_score=False
+    )
+
+
+def adaptations() -> list[str]:
+    """Return a line for each thing that the front takes out of containers on this host."""
+    return _adaptations.of(_adaptations.look())
 
 
 def _word(text: str) -> str:
