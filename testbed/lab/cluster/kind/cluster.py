@@ -19,8 +19,18 @@ import yaml
 from testbed.card.spec import cards_text
 from testbed.errors import ClusterError, InputError, TestbedError, WaitTimeout
 from testbed.lab import cache, command
+from testbed.lab.cluster.kind import (
+    adaptations,
+    config,
+    drift,
+    gpu,
+    gpu_nodes,
+    layout,
+    node,
+    own,
+    packages,
+)
 from testbed.lab.cluster.kind import choice as choices
-from testbed.lab.cluster.kind import config, drift, gpu, gpu_nodes, layout, node, own, packages
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.parts import NodeImage, Parts
 from testbed.lab.cluster.kind.record import Record, mount_list
@@ -293,9 +303,15 @@ class KindCluster:
                     kind=str(tools.kind),
                     mounts=mount_list(lent),
                     driver="" if gpus else self._parts.driver(),
-                    adaptations=list(gpus.told()) if gpus else [],
+                    adaptations=[
+                        *adaptations.told(own=place is not None, made=image.archive is not None),
+                        *(gpus.told() if gpus else ()),
+                    ],
                 )
                 record.write(self._folders.record)
+                for line in record.adaptations:
+                    with progress.step(f"adapted to this host: {line}"):
+                        pass
                 if place is not None:
                     with progress.step(f"start {chosen.why}") as step:
                         own.start(place, listening, step.update)
@@ -383,7 +399,7 @@ class KindCluster:
                 engine.load(image.archive)
         document = config.render(
             name=self.name,
-            image=image.reference,
+            image=engine.named(image.reference) if image.archive else image.reference,
             nodes=[
                 config.NodeConfig(
                     node=each,

@@ -60,8 +60,14 @@ class Engine:
         """
         return self.call("exec", "--privileged", node, *argv, what=what, timeout_s=timeout_s)
 
+    def named(self, reference: str) -> str:
+        """Return how the engine names an image that it loaded from an archive."""
+        # Podman (4.3) puts a host before it, and would ask registries for anything else.
+        short = "." not in reference.partition("/")[0]
+        return f"localhost/{reference}" if self.program == "podman" and short else reference
+
     def has_image(self, reference: str) -> bool:
-        return self._quiet("image", "inspect", reference) is not None
+        return self._quiet("image", "inspect", self.named(reference)) is not None
 
     def load(self, archive: Path) -> None:
         """Load an image from an archive.

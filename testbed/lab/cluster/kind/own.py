@@ -124,6 +124,8 @@ def start(place: Place, listening: socket.socket, tell: Callable[[str], None]) -
         folder.mkdir(parents=True, exist_ok=True)
     launch.copy_programs(place.folder)
     (place.folder / "front.conf").write_text(_front(place))
+    # Podman takes no image without one, and images come from our own archives.
+    (place.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     if place.programs.program == "docker":
         (place.folder / "daemon.json").write_text(json.dumps(_daemon(place), indent=1))
     else:
@@ -261,8 +263,9 @@ def _file_systems(place: Place) -> list[Step]:
         step("mount", "-n", "-o", "remount,bind,ro", "/proc/sys"),
         step("mount", "-n", "--bind", "/proc/sys/net", "/proc/sys/net"),
         step("mount", "-n", "-o", "remount,bind,rw", "/proc/sys/net"),
-        step("mkdir", "-p", "/etc/vgpu-testbed"),
+        step("mkdir", "-p", "/etc/vgpu-testbed", "/etc/containers"),
         step("cp", str(place.folder / "front.conf"), "/etc/vgpu-testbed/front.conf"),
+        step("cp", str(place.folder / "policy.json"), "/etc/containers/policy.json"),
     ]
 
 
@@ -337,7 +340,6 @@ graphroot = "{place.data}/storage"
 runroot = "/run/containers"
 """
     )
-    (place.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     environment = {
         **place.programs.environment(),
         "HOME": f"{place.scratch}/home",

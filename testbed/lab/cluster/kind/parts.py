@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.lab import binaries, images
@@ -11,23 +10,9 @@ from testbed.lab.binaries import kind as kind_tools
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.process.parts import Parts as ProcessParts
 from testbed.lab.cluster.protocol import CardSpec, Progress
+from testbed.lab.images import node
 from testbed.lab.images.model import Image
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeImage:
-    """The image that nodes are made from."""
-
-    reference: str
-    #: Where it is loaded from; None where the engine pulls it.
-    archive: Path | None
-    kubernetes: str
-    #: Version of its containerd's configuration file.
-    containerd: int = 3
-    #: Its low-level runtime, behind the OCI front.
-    runc: str = "/usr/sbin/runc"
-    #: Patches of kubeadm's configuration that it needs.
-    kubeadm_patches: tuple[str, ...] = ()
+from testbed.lab.images.node import NodeImage as NodeImage
 
 
 class Parts:
@@ -45,22 +30,18 @@ class Parts:
         return kind_tools.find()
 
     def node(self, engine: Engine | None, progress: Progress) -> NodeImage:
-        """Return the nodes' image: the official one where this engine has or can pull it.
+        """Return the nodes' image: kind's own where this engine has or can pull it.
 
         Args:
             engine: The engine that is there; None for an own one, which has no network.
             progress: Told each step.
         """
-        from testbed.lab.images import node
-
-        del engine
-        found = node.prepare(progress)
-        return NodeImage(
-            reference=found.reference,
-            archive=found.archive,
-            kubernetes=found.kubernetes,
-            kubeadm_patches=(node.NO_DNS,),
-        )
+        if engine is None:
+            return node.prepare(progress)
+        with progress.step("look for the node image") as step:
+            chosen = node.choose([engine.program], engine.environ())
+            step.update(chosen.why)
+        return node.pulled() if chosen.official else node.prepare(progress)
 
     def images(self, progress: Progress) -> tuple[Image, ...]:
         """Return the images that nodes import."""
@@ -93,10 +74,7 @@ class Parts:
 
 def node_image_at_hand(engine: Engine) -> str:
     """Return where the nodes' image is without making one, empty where it is nowhere."""
-    from testbed.lab.images import node
-
-    find = getattr(node, "find", None)
-    if find is not None and find() is not None:
-        return "with the node image of this tree"
-    del engine
-    return ""
+    if node.find() is not None:
+        return "with the node image of this testbed"
+    chosen = node.choose([engine.program], engine.environ())
+    return f"with {chosen.why}" if chosen.official else ""
