@@ -26,6 +26,7 @@ static struct vgpu_limits limits;
 static struct holding {
     uint64_t context;
     uint64_t hidden; /* taken by the driver for itself */
+    uint64_t seen;   /* the same as the last comparison with NVML had it */
     uint64_t large;
     uint64_t small;
     bool ordered; /* had stream-ordered memory since its first context */
@@ -245,7 +246,7 @@ void vgpu_correct_context(int entry, uint64_t charged, uint64_t actual) {
     struct holding next = held[entry];
     next.context = less(next.context, charged) + actual;
     if (next.context == 0) { /* the driver's own goes with the last context */
-        next.hidden = 0;
+        next.hidden = next.seen = 0;
         next.ordered = false;
     }
     join();
@@ -265,6 +266,27 @@ void vgpu_correct_hidden(int entry, uint64_t charged, uint64_t actual) {
     next.hidden = less(next.hidden, charged) + actual;
     join();
     hold(entry, next);
+}
+
+bool vgpu_compare_hidden(int entry, uint64_t on_card, uint64_t counted) {
+    if (entry < 0 || held[entry].context == 0) return false;
+    struct holding next = held[entry], before = next;
+    uint64_t seen = vgpu_granules(less(on_card, counted));
+    uint64_t most = seen > next.seen ? seen : next.seen;
+    if (seen > next.hidden || most < next.hidden) next.hidden = most;
+    next.seen = seen;
+    if (next.hidden != before.hidden)
+        VGPU_LOG(VGPU_LOG_INFO, "device %d: the driver has taken %llu bytes for itself", entry,
+                 (unsigned long long)next.hidden);
+    join();
+    hold(entry, next);
+    return next.hidden > before.hidden;
+}
+
+bool vgpu_near(int entry, uint64_t bytes, uint64_t near) {
+    if (entry < 0 || vgpu_limit(entry) == 0 || !join()) return false;
+    uint64_t used = sum(vgpu_shared_others(entry, false), total(&held[entry]));
+    return sum(sum(used, bytes), near) > limits.memory[entry];
 }
 
 uint64_t vgpu_held(int entry) {

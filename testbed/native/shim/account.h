@@ -55,6 +55,13 @@ void vgpu_correct_context(int entry, uint64_t charged, uint64_t actual);
  * last context of the device. */
 bool vgpu_charge_hidden(int entry, uint64_t bytes);
 void vgpu_correct_hidden(int entry, uint64_t charged, uint64_t actual);
+/* What NVML counted for this process, beside what it counted itself (the greater of before and
+ * after, so that a charge meanwhile hides nothing): more is believed at once, less when it was
+ * seen twice, since a call under way is charged before the driver takes and given back after.
+ * True = more. */
+bool vgpu_compare_hidden(int entry, uint64_t on_card, uint64_t counted);
+/* Whether `bytes` more and the rest of the limit are less than `near` apart. */
+bool vgpu_near(int entry, uint64_t bytes, uint64_t near);
 uint64_t vgpu_held(int entry);   /* by this process, without what is hidden */
 bool vgpu_ordered_yet(int entry); /* whether it had stream-ordered memory on the device */
 void vgpu_set_ordered(int entry);

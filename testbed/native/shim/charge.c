@@ -1,6 +1,7 @@
 #include "charge.h"
 
 #include "graphs.h"
+#include "growth.h"
 #include "pools.h"
 
 static bool charge(int entry, struct vgpu_cost cost) {
@@ -11,9 +12,32 @@ static bool charge(int entry, struct vgpu_cost cost) {
 }
 
 bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes) {
+    vgpu_growth_look(entry, bytes);
     if (charge(entry, cost)) return true;
     if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && charge(entry, cost)) return true;
     if (vgpu_graphs_give_back(entry) && charge(entry, cost)) return true;
+    if (vgpu_enter()) {
+        vgpu_refused(entry, what, bytes);
+        vgpu_leave();
+    }
+    return false;
+}
+
+static bool exchange(int entry, struct vgpu_cost charged, struct vgpu_cost actual) {
+    if (!vgpu_enter()) return true;
+    vgpu_uncharge(entry, charged);
+    bool fits = vgpu_charge(entry, actual);
+    if (!fits) vgpu_charge_unchecked(entry, charged);
+    vgpu_leave();
+    return fits;
+}
+
+bool vgpu_retake(int entry, struct vgpu_cost charged, struct vgpu_cost actual, const char *what,
+                 uint64_t bytes) {
+    if (exchange(entry, charged, actual)) return true;
+    if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && exchange(entry, charged, actual))
+        return true;
+    if (vgpu_graphs_give_back(entry) && exchange(entry, charged, actual)) return true;
     if (vgpu_enter()) {
         vgpu_refused(entry, what, bytes);
         vgpu_leave();

@@ -9,6 +9,10 @@
 /* Charges outside of the state; where it does not fit, pools give back what they only
  * keep, and it is tried once more. False = refused (counted and logged). */
 bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes);
+/* Charges what an allocation turned out to take instead of what was charged before; where that
+ * does not fit, the old charge stays. */
+bool vgpu_retake(int entry, struct vgpu_cost charged, struct vgpu_cost actual, const char *what,
+                 uint64_t bytes);
 void vgpu_give(int entry, struct vgpu_cost cost);
 
 /* Remembers what a new handle costs; false where that is impossible. */

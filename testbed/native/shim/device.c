@@ -83,6 +83,13 @@ int vgpu_device_entry(CUdevice dev) {
     return entry;
 }
 
+bool vgpu_entry_uuid(int entry, char text[64]) {
+    for (CUdevice dev = 0; dev < CACHED; dev++)
+        if (atomic_load(&cache[dev]) == ((uint64_t)vgpu_epoch() << 8 | (uint64_t)(entry + 2)))
+            return vgpu_device_uuid(dev, text);
+    return false;
+}
+
 bool vgpu_current(int *entry, CUcontext *ctx) {
     CUdevice dev;
     if (VGPU_CALL(cuCtxGetCurrent, ctx) != CUDA_SUCCESS || *ctx == NULL ||

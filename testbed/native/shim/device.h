@@ -18,6 +18,9 @@ bool vgpu_stream_entry(CUstream stream, int *entry, CUdevice *dev);
 /* The entry of a device of NVML's. */
 int vgpu_nvml_entry(nvmlDevice_t device);
 
+/* The uuid of an entry's device, of those that were met so far. */
+bool vgpu_entry_uuid(int entry, char text[64]);
+
 /* uuid as NVML writes it, "GPU-" and 36 characters. */
 bool vgpu_device_uuid(CUdevice dev, char text[64]);
 

@@ -11,6 +11,7 @@
 
 #include "charge.h"
 #include "device.h"
+#include "growth.h"
 #include "log.h"
 #include "lookup.h"
 #include "pools.h"
@@ -79,6 +80,7 @@ static bool trim(CUdevice dev) {
 }
 
 static bool reserve(int entry, uint64_t bytes) {
+    if (bytes != 0) vgpu_growth_look(entry, bytes);
     if (bytes == 0 || !vgpu_enter()) return true;
     bool fits = vgpu_charge(entry, (struct vgpu_cost){.large = bytes});
     vgpu_leave();

@@ -71,9 +71,9 @@ static CUresult correct(CUresult result, CUdeviceptr ptr, uint64_t bytes, int en
     struct vgpu_cost actual = vgpu_cost_of(bytes);
     if (actual.large == cost.large && actual.small == cost.small)
         return conclude(result, ptr, entry, cost, ctx);
-    vgpu_give(entry, cost);
-    if (!vgpu_take(entry, actual, "pitched allocation", bytes)) {
+    if (!vgpu_retake(entry, cost, actual, "pitched allocation", bytes)) {
         VGPU_CALL(cuMemFree_v2, ptr);
+        vgpu_give(entry, cost);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     return conclude(result, ptr, entry, actual, ctx);

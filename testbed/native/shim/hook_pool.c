@@ -179,6 +179,7 @@ static CUresult undo(const struct request *request, struct pool *pool, uint64_t 
 /* Charges the growth of the pool, and with the first allocation of a device what the driver
  * takes for itself. */
 static bool charge_most(struct pool *pool, uint64_t growth, struct vgpu_growth *own, CUdevice dev) {
+    vgpu_growth_look(pool->entry, growth);
     /* Another device's pool: whose state the driver then makes, is not known here. */
     if (vgpu_device_entry(dev) == pool->entry && !vgpu_growth_begin(own, pool->entry, dev))
         return false;

@@ -1,5 +1,8 @@
 /* Captures, streams that end, and host callbacks: what the throttle must know of them. */
 #define _GNU_SOURCE
+#include "account.h"
+#include "device.h"
+#include "growth.h"
 #include "lookup.h"
 #include "sys.h"
 #include "throttle.h"
@@ -49,6 +52,37 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
 }
 
 /* --- streams --------------------------------------------------------------------------------- */
+
+/* Streams may take memory of the card (70 MiB with PyTorch's first ones on an H200), which no
+ * call tells: near the limit it is looked at, and one that passes it is not given out. */
+static bool over(int entry) {
+    if (!vgpu_enter()) return false;
+    bool passed = vgpu_over(entry);
+    vgpu_leave();
+    return passed;
+}
+
+static CUresult made(CUresult result, CUstream *stream) {
+    int entry;
+    CUcontext ctx;
+    if (result != CUDA_SUCCESS || !vgpu_active() || !vgpu_current(&entry, &ctx)) return result;
+    if (!vgpu_growth_look(entry, 0) || !over(entry)) return result;
+    VGPU_CALL(cuStreamDestroy_v2, *stream);
+    *stream = NULL;
+    if (vgpu_enter()) {
+        vgpu_refused(entry, "stream", 0);
+        vgpu_leave();
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
+    return made(VGPU_CALL(cuStreamCreate, stream, flags), stream);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority) {
+    return made(VGPU_CALL(cuStreamCreateWithPriority, stream, flags, priority), stream);
+}
 
 /* Before the driver's call: after it another stream may have the handle. */
 CUresult cuStreamDestroy(CUstream stream) {

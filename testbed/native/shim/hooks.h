@@ -192,6 +192,9 @@
          (CUstream stream, CUgraph * graph))                                                       \
     HOOK(cuStreamEndCapture_ptsz, cuStreamEndCapture, 10000, PER_THREAD,                           \
          (CUstream stream, CUgraph * graph))                                                       \
+    HOOK(cuStreamCreate, cuStreamCreate, 2000, ANY, (CUstream * stream, unsigned int flags))       \
+    HOOK(cuStreamCreateWithPriority, cuStreamCreateWithPriority, 5050, ANY,                        \
+         (CUstream * stream, unsigned int flags, int priority))                                    \
     HOOK(cuStreamDestroy, cuStreamDestroy, 2000, ANY, (CUstream stream))                           \
     HOOK(cuStreamDestroy_v2, cuStreamDestroy, 4000, ANY, (CUstream stream))                        \
     HOOK(cuEventSynchronize, cuEventSynchronize, 2000, ANY, (CUevent event))                       \

@@ -96,7 +96,7 @@ def fake_driver() -> Path:
         "-Wl,-soname,libnvidia-ml.so.1",
     )
     link = cuda.parent / nvml.name
-    if not link.exists():
+    if not (link.is_symlink() and link.readlink() == nvml):
         temporary = link.with_name(f".{os.getpid()}.link")
         temporary.symlink_to(nvml)
         temporary.replace(link)

@@ -498,6 +498,60 @@ def test_without_room_for_it_there_is_no_stream_ordered_memory(container: Make) 
         assert box.used() == CONTEXT + 170 * MIB == program("fake_used()")
 
 
+@pytest.mark.parametrize("create", ["cuStreamCreate", "cuStreamCreateWithPriority"])
+def test_what_streams_take_is_counted(container: Make, create: str) -> None:
+    """Measured on an H200: 70 MiB with PyTorch's first streams, whatever then allocates."""
+    box = container(GIB, FAKE_STREAM=str(70 * MIB))
+    with box.start() as program:
+        program("context()")
+        program(f"cuda().{create}(byref(c_uint64()), 0, 0)")
+        program("while alloc(8 * MIB)[0] == 0: pass")
+        assert GIB - 10 * MIB <= program("fake_peak()") <= GIB
+        assert box.view().used[0].module_bytes == 70 * MIB
+        assert box.used() == program("fake_used()")
+        assert program("cuda().cuDevicePrimaryCtxReset_v2(0)") == 0
+        assert box.view().used[0].module_bytes == 0
+
+
+def test_a_stream_that_passes_the_cap_is_not_given_out(container: Make) -> None:
+    box = container(GIB, FAKE_STREAM=str(70 * MIB))
+    with box.start() as program:
+        program("context()")
+        while program("alloc(8 * MIB)")[0] == 0:
+            pass
+        program("made = c_uint64()")
+        assert program("cuda().cuStreamCreate(byref(made), 0)") == OUT_OF_MEMORY
+        assert not program("made.value")
+        assert program("fake_calls('cuStreamDestroy_v2')") == 1
+        # The driver keeps what it took; it counts, and nothing more is had.
+        assert box.view().used[0].module_bytes == 70 * MIB
+        assert program("alloc(2 * MIB)")[0] == OUT_OF_MEMORY
+
+
+def test_far_from_the_cap_and_without_one_nvml_is_not_asked(container: Make) -> None:
+    for limit in (0, 4 * GIB):
+        box = container(limit, FAKE_STREAM=str(70 * MIB))
+        with box.start() as program:
+            program("context()")
+            program("stream()")
+            asked = program("fake_calls('nvmlDeviceGetComputeRunningProcesses_v3')")
+            for _ in range(5):
+                assert program("alloc(8 * MIB)")[0] == 0
+            assert program("fake_calls('nvmlDeviceGetComputeRunningProcesses_v3')") == asked
+
+
+def test_where_nvml_knows_nobody_of_ours_it_is_soon_left_alone(container: Make) -> None:
+    box = container(GIB, FAKE_NVML="foreign")
+    with box.start() as program:
+        program("context()")
+        program("while alloc(8 * MIB)[0] == 0: pass")
+        asked = program("fake_calls('nvmlDeviceGetComputeRunningProcesses_v3')")
+        for _ in range(5):
+            assert program("alloc(8 * MIB)")[0] == OUT_OF_MEMORY
+        assert program("fake_calls('nvmlDeviceGetComputeRunningProcesses_v3')") == asked
+        assert box.view().used[0].module_bytes == 0
+
+
 # --- who NVML says is there -------------------------------------------------------------
 
 
@@ -540,7 +594,8 @@ def test_a_process_without_memory_is_in_no_list(gibibyte: Container) -> None:
 # --- what the monitor reads from the card ----------------------------------------------
 
 
-def test_what_the_card_counts_beyond_us_counts_against_the_limit(gibibyte: Container) -> None:
+def test_what_the_card_counts_beyond_us_counts_against_the_limit(container: Make) -> None:
+    gibibyte = container(GIB, FAKE_NVML="foreign")  # only the monitor sees our processes
     assert gibibyte.region is not None
     watch = RegionWatch(gibibyte.region)
     with gibibyte.start() as program:

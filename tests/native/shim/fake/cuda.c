@@ -128,7 +128,7 @@ EXPORT int cuDeviceTotalMem(unsigned int *bytes, int dev) {
 /* --- contexts ------------------------------------------------------------------------- */
 
 struct context {
-    int dev, active, retained, ordered;
+    int dev, active, retained, ordered, streamed;
     uint64_t bytes;
 };
 static struct context primaries[FAKE_CARDS], created[256];
@@ -138,7 +138,7 @@ static int start(struct context *ctx, int dev) {
     ctx->bytes = up(fake_number("FAKE_CONTEXT", 100 * MIB));
     int code = grow(card_of(dev), (int64_t)ctx->bytes);
     ctx->dev = dev;
-    ctx->ordered = 0;
+    ctx->ordered = ctx->streamed = 0;
     ctx->active = code == 0;
     return code;
 }
@@ -440,12 +440,23 @@ struct stream {
     int dev;
 };
 static struct stream streams[FAKE_CARDS];
+/* FAKE_STREAM: what a context's first stream takes, and keeps when it is destroyed. */
 EXPORT int cuStreamCreate(struct stream **out, unsigned int flags) {
-    (void)flags;
+    (void)flags; ENTER;
+    uint64_t taken = current->streamed ? 0 : fake_number("FAKE_STREAM", 0);
+    int code = grow(card_of(current->dev), (int64_t)taken);
+    if (code != 0) return code;
+    current->streamed = 1;
+    current->bytes += taken;
     streams[current->dev].dev = current->dev;
     *out = &streams[current->dev];
     return 0;
 }
+EXPORT int cuStreamCreateWithPriority(struct stream **out, unsigned int flags, int priority) {
+    (void)priority;
+    return cuStreamCreate(out, flags);
+}
+EXPORT int cuStreamDestroy_v2(struct stream *stream) { (void)stream; ENTER; return 0; }
 EXPORT int cuStreamGetCtx(struct stream *stream, struct context **ctx) {
     *ctx = &primaries[stream->dev];
     return 0;
