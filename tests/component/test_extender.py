@@ -16,6 +16,8 @@ import pytest
 import trustme
 import yaml
 
+from testbed.lab.deploy import StackImages, StackValues
+from testbed.lab.deploy.scheduler import scheduler_configuration
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares, encode_register
 from testbed.stack.extender.api import Api, ApiError
@@ -101,38 +103,17 @@ class Stack:
 
     def start_scheduler(self):
         cert, key = self.client
-        managed = (*names.RESOURCES,)
         kubeconfig = self.plane.kubeconfig_of("system:kube-scheduler")
-        configuration = {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "clientConnection": {"kubeconfig": str(kubeconfig),
-                                 "qps": 500, "burst": 1000},
-            "leaderElection": {"leaderElect": False},
-            "percentageOfNodesToScore": 100,
-            "podInitialBackoffSeconds": 1,
-            "podMaxBackoffSeconds": 2,
-            "profiles": [{"schedulerName": names.SCHEDULER_NAME}],
-            "extenders": [
-                {
-                    "urlPrefix": f"https://127.0.0.1:{self.port}",
-                    "filterVerb": "filter",
-                    "bindVerb": "bind",
-                    "preemptVerb": "preempt",
-                    "weight": 1,
-                    "enableHTTPS": True,
-                    "nodeCacheCapable": True,
-                    "httpTimeout": "30s",
-                    "tlsConfig": {
-                        "caFile": str(self.plane.ca),
-                        "certFile": str(cert),
-                        "keyFile": str(key),
-                    },
-                    "managedResources": [
-                        {"name": name, "ignoredByScheduler": True} for name in managed
-                    ],
-                }
-            ],
+        # What is deployed, but for where things are.
+        images = StackImages(base="test:1", kube_scheduler="test:1")
+        configuration = scheduler_configuration(StackValues(images=images))
+        configuration["clientConnection"]["kubeconfig"] = str(kubeconfig)
+        configuration["leaderElection"] = {"leaderElect": False}
+        configuration |= {"podInitialBackoffSeconds": 1, "podMaxBackoffSeconds": 2}
+        (extender,) = configuration["extenders"]
+        extender["urlPrefix"] = f"https://127.0.0.1:{self.port}"
+        extender["tlsConfig"] = {
+            "caFile": str(self.plane.ca), "certFile": str(cert), "keyFile": str(key),
         }  # fmt: skip
         path = self.plane.folder / "scheduler.yaml"
         path.write_text(yaml.safe_dump(configuration))

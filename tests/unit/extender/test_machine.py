@@ -11,7 +11,6 @@ import asyncio
 import copy
 import json
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -330,27 +329,46 @@ TestExtender.settings = settings(
 )
 
 
-@pytest.mark.parametrize("callers", [16])
-def test_sixteen_callers_at_once_with_room_for_four_place_four(world, callers):
-    """Through the server: concurrent requests, one event loop."""
-    from aiohttp.test_utils import TestClient, TestServer
+def asked(world, callers, pods=None):
+    """Ask for pods at once, each on a connection of its own, through the scheduler's port."""
+    import aiohttp
 
-    from testbed.stack.extender.server import scheduler_app
-
-    world.node(mem=4000, slots=10)
+    from testbed.stack.extender.server import scheduler_app, serve
 
     async def scene():
-        binder = Binder(world.state, Server(), label=False, report=lambda *_: None)
+        binder = Binder(world.state, Server(), label=False, report=lambda *_: True)
         app = scheduler_app(world.state, binder, lambda *_: True, None)
-        async with TestClient(TestServer(app)) as client:
+        runner = await serve(app, "127.0.0.1", 0, None)
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/filter"
+        connector = aiohttp.TCPConnector(limit=callers)
+        try:
+            async with aiohttp.ClientSession(connector=connector) as client:
 
-            async def ask(number):
-                body = {"Pod": world.pod(f"p{number}", mem=1000), "NodeNames": ["n1"]}
-                answer = await client.post("/filter", json=body)
-                return (await answer.json())["NodeNames"]
+                async def ask(number):
+                    pod = world.pod(f"p{number}", mem=1000)
+                    async with client.post(url, json={"Pod": pod, "NodeNames": ["n1"]}) as found:
+                        return (await found.json())["NodeNames"]
 
-            return await asyncio.gather(*map(ask, range(callers)))
+                return await asyncio.gather(*map(ask, range(callers)))
+        finally:
+            await runner.cleanup()
 
-    answers = asyncio.run(scene())
+    return asyncio.run(scene())
+
+
+def test_sixteen_callers_at_once_with_room_for_four_place_four(world):
+    world.node(mem=4000, slots=10)
+    answers = asked(world, 16)
     assert sum(bool(names_) for names_ in answers) == 4
     assert world.used()[0].mem_mib == 4000
+
+
+def test_a_decision_is_one_line_of_the_log_at_most(world, caplog):
+    caplog.set_level("DEBUG", logger="testbed")
+    world.node(mem=2000, slots=10)
+    caplog.clear()
+    asked(world, 5)
+    mine = [line.getMessage() for line in caplog.records if line.name.startswith("testbed")]
+    assert len([text for text in mine if "goes to" in text]) == 2
+    assert len([text for text in mine if "fits nowhere" in text]) == 3
+    assert len(mine) == 5
