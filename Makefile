@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CASES  ?= co_location/a100-example
+PROVIDER ?= auto
 ARGS   ?=
 N      ?= 20
 # Two at once, each file's tests in order on one worker; tests with a cluster run alone.
@@ -28,8 +29,8 @@ native: setup ## Build the C libraries and programs
 prepare: native ## Fetch or build Kubernetes, containerd, PyTorch, images
 	@$(BIN)/testbed prepare >/dev/null
 
-e2e: native ## Main job: cluster, stack, notebook, checks, verdict
-	@$(BIN)/testbed run $(CASES) $(ARGS)
+e2e: native ## Main job: cluster, stack, notebook, checks, verdict (PROVIDER=auto, process or kind)
+	@$(BIN)/testbed run $(CASES) --provider $(PROVIDER) $(ARGS)
 
 test: lint test-unit test-native test-component test-e2e ## Run all tests
 
