@@ -94,6 +94,45 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
 LISTING(nvmlDeviceGetComputeRunningProcesses_v2)
 LISTING(nvmlDeviceGetComputeRunningProcesses_v3)
 
+/* --- of other kinds (graphics, MPS): the driver's own list, of our own processes ------------ */
+
+#define OWN_LISTING(symbol, type)                                                                  \
+    nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, type *infos) {                   \
+        if (VGPU_REAL(symbol) == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;                       \
+        struct members members;                                                                    \
+        if (count == NULL || !members_of(device, &members))                                        \
+            return VGPU_REAL(symbol)(device, count, infos);                                        \
+        type card[MOST];                                                                           \
+        unsigned int known = MOST, room = *count, kept = 0;                                        \
+        nvmlReturn_t result = VGPU_REAL(symbol)(device, &known, card);                             \
+        if (result != NVML_SUCCESS) return result;                                                 \
+        for (unsigned int i = 0; i < known && i < MOST; i++)                                       \
+            if (among(&members, card[i].pid)) card[kept++] = card[i];                              \
+        *count = kept;                                                                             \
+        if (kept > 0 && (room < kept || infos == NULL)) return NVML_ERROR_INSUFFICIENT_SIZE;       \
+        for (unsigned int i = 0; i < kept; i++) infos[i] = card[i];                                \
+        return NVML_SUCCESS;                                                                       \
+    }
+OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
+OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
+OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
+OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
+OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)
+OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+
+/* --- how busy it is: with our own work, where the monitor tells; its memory's traffic is the
+ * card's ---------------------------------------------------------------------------------- */
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) {
+    if (VGPU_REAL(nvmlDeviceGetUtilizationRates) == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
+    nvmlReturn_t result = VGPU_REAL(nvmlDeviceGetUtilizationRates)(device, rates);
+    uint32_t own;
+    if (result == NVML_SUCCESS && rates != NULL && vgpu_active() &&
+        vgpu_shared_own_use(vgpu_nvml_entry(device), &own))
+        rates->gpu = (own + 5) / 10;
+    return result;
+}
+
 /* --- how each uses it: the driver's figures, of our own ------------------------------------ */
 
 nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,

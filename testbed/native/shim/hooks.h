@@ -322,6 +322,19 @@
          (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
     HOOK(nvmlDeviceGetComputeRunningProcesses_v3,                                                  \
          (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetGraphicsRunningProcesses,                                                    \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos))                  \
+    HOOK(nvmlDeviceGetGraphicsRunningProcesses_v2,                                                 \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetGraphicsRunningProcesses_v3,                                                 \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetMPSComputeRunningProcesses,                                                  \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos))                  \
+    HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v2,                                               \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v3,                                               \
+         (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t * rates))          \
     HOOK(nvmlDeviceGetProcessUtilization,                                                          \
          (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,       \
           unsigned long long since_us))                                                            \

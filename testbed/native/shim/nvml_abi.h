@@ -15,6 +15,10 @@ typedef struct {
 } nvmlMemory_v2_t;
 
 typedef struct {
+    unsigned int gpu, memory; /* percent */
+} nvmlUtilization_t;
+
+typedef struct {
     unsigned int pid;
     unsigned long long used_bytes; /* all ones = not known */
     unsigned int gpu_instance, compute_instance;

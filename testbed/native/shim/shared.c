@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "clock.h"
 #include "log.h"
 #include "sys.h"
 
@@ -442,6 +443,21 @@ void vgpu_shared_summed(int device, uint64_t sum) {
 }
 
 struct vgpu_extension *vgpu_shared_extension(void) { return extension; }
+
+#define FRESH_NS 2000000000ull
+
+bool vgpu_shared_own_use(int device, uint32_t *per_mille) {
+    if (extension == NULL || device < 0) return false;
+    struct vgpu_feedback *entry = &extension->feedback[device];
+    uint64_t stamp = LOAD(entry->stamp_ns), now = (uint64_t)vgpu_clock();
+    uint32_t own = entry->own_util_pm;
+    atomic_thread_fence(memory_order_acquire);
+    if (stamp == 0 || stamp > now || now - stamp > FRESH_NS || own > 1000 ||
+        LOAD(entry->stamp_ns) != stamp)
+        return false;
+    *per_mille = own;
+    return true;
+}
 
 struct vgpu_process_record *vgpu_shared_record(void) {
     if (extension == NULL || record == RECORD_NONE) return NULL;

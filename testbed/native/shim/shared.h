@@ -55,6 +55,10 @@ void vgpu_shared_summed(int device, uint64_t sum);
 struct vgpu_extension *vgpu_shared_extension(void);
 struct vgpu_process_record *vgpu_shared_record(void); /* this process's, NULL while it has none */
 
+/* What the container's own work takes of the device's time, per mille, as the monitor saw it last;
+ * false where it has said nothing for two seconds. Needs no lock either. */
+bool vgpu_shared_own_use(int device, uint32_t *per_mille);
+
 /* Takes the compute limits anew where the region's constant part was changed and is valid;
  * false where nothing changed. `seen` is the checksum that the caller knows. */
 bool vgpu_shared_compute(struct vgpu_limits *limits, uint64_t *seen);

@@ -379,6 +379,21 @@ def processes(suffix: str = "_v3", room: int = 8) -> list[Any]:
     return [code, count.value, found]
 
 
+def graphics(room: int = 8) -> list[Any]:
+    """[code, count, [[pid, bytes]]]"""
+    infos, count = (ProcessInfo * 8)(), c_uint(room)
+    function = nvml().nvmlDeviceGetGraphicsRunningProcesses_v3
+    code = function(nvml_device(), byref(count), infos if room else None)
+    found = [[infos[i].pid, infos[i].used] for i in range(count.value)] if code == 0 else []
+    return [code, count.value, found]
+
+
+def rates() -> list[int]:
+    """The card's, or the container's: code, percent of time, percent of memory traffic."""
+    found = (c_uint * 2)()
+    return [nvml().nvmlDeviceGetUtilizationRates(nvml_device(), found), *found]
+
+
 def utilization() -> list[Any]:
     samples, count = (Sample * 8)(), c_uint(8)
     code = nvml().nvmlDeviceGetProcessUtilization(nvml_device(), samples, byref(count), c_uint64(0))

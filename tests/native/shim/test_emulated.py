@@ -270,6 +270,43 @@ def test_lookups_by_version_agree(emulated: Make) -> None:
             assert program(f"proc({base!r}, {version})") == program(f"address({symbol!r})"), base
 
 
+# --- memory of another process ------------------------------------------------------------
+
+IPC = """
+class Ipc(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 64),)
+def export(ptr):
+    handle = Ipc()
+    assert cuda().cuIpcGetMemHandle(byref(handle), c_uint64(ptr)) == 0
+    return bytes(handle.bytes).hex()
+def opened(text):
+    ptr, call = c_uint64(), cuda().cuIpcOpenMemHandle_v2
+    call.argtypes = [POINTER(c_uint64), Ipc, c_uint]
+    return [call(byref(ptr), Ipc.from_buffer_copy(bytes.fromhex(text)), 1), ptr.value]
+"""
+
+
+def test_opened_memory_is_its_owners_alone(emulated: Make) -> None:
+    """IPC: counted once, however many have it open, and gone with its owner."""
+    box = emulated(2 * GIB)
+    with box.container.start() as owner, box.container.start() as guest:
+        for program in (owner, guest):
+            assert program("context()") == 0
+            program(IPC)
+        _, ptr = owner("alloc(GIB)")
+        used = box.container.used()
+        assert used == box.on_card() == 2 * box.context + GIB
+        code, mapped = guest(f"opened({owner(f'export({ptr})')!r})")
+        assert code == 0
+        assert box.container.used() == box.on_card() == used
+        mine = next(p for p in box.container.view().processes if p.pid == guest.pid)
+        assert mine.uses[0].buffer_bytes == 0
+        assert guest(f"cuda().cuIpcCloseMemHandle(c_uint64({mapped}))") == 0
+        assert box.container.used() == box.on_card() == used, "closing gives nothing back"
+        assert owner(f"free({ptr})") == 0
+        assert box.container.used() == box.on_card() == 2 * box.context
+
+
 # --- a limit above the card ---------------------------------------------------------------
 
 

@@ -148,6 +148,25 @@ int nvmlDeviceGetComputeRunningProcesses(const int *device, unsigned int *count,
     return 0;
 }
 
+/* A stranger draws, and this process with him where FAKE_DRAWS is set. */
+int nvmlDeviceGetGraphicsRunningProcesses_v3(const int *device, unsigned int *count,
+                                             struct process *out) {
+    (void)device;
+    unsigned int room = *count, all = 1 + (getenv("FAKE_DRAWS") != NULL);
+    *count = all;
+    if (room < all) return 7;
+    out[0] = (struct process){.pid = FOREIGN, .used = 5 << 20};
+    if (all > 1) out[1] = (struct process){.pid = (unsigned int)getpid(), .used = 3 << 20};
+    return 0;
+}
+
+int nvmlDeviceGetUtilizationRates(const int *device, unsigned int *rates) {
+    (void)device;
+    rates[0] = 90;
+    rates[1] = 40;
+    return 0;
+}
+
 struct sample {
     unsigned int pid;
     unsigned long long time;
