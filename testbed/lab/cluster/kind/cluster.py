@@ -303,13 +303,11 @@ class KindCluster:
                     kind=str(tools.kind),
                     mounts=mount_list(lent),
                     driver="" if gpus else self._parts.driver(),
-                    adaptations=[
-                        *adaptations.told(own=place is not None, made=image.archive is not None),
-                        *(gpus.told() if gpus else ()),
-                    ],
+                    told=list(gpus.told()) if gpus else [],
                 )
                 record.write(self._folders.record)
-                for line in record.adaptations:
+                made = image.archive is not None
+                for line in adaptations.told(own=engine.own, made=made):
                     with progress.step(f"adapted to this host: {line}"):
                         pass
                 if place is not None:
@@ -614,7 +612,7 @@ class KindCluster:
         return [f"{name} does not run in {record.engine}" for name in lacking]
 
     def _notes(self, record: Record) -> tuple[str, ...]:
-        notes = list(record.adaptations)
+        notes = list(record.told)
         if record.own:
             words = " ".join(
                 f"{key}={value}"

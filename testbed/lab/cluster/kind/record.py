@@ -47,8 +47,8 @@ class Record:
     uuids: dict[str, list[str]] = field(default_factory=dict)  # by node
     #: Images that the nodes have, as the process cluster's record keeps them.
     images: list[list[Any]] = field(default_factory=list)
-    #: What had to be adapted to this host, one line each.
-    adaptations: list[str] = field(default_factory=list)
+    #: What is good to know of its cards, one line each.
+    told: list[str] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         new = path.with_suffix(".new")
