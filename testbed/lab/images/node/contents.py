@@ -25,6 +25,7 @@ _LEFT_OUT = (
     *("usr/lib/systemd/system-generators", "usr/lib/udev", "usr/lib/systemd/catalog"),
     *("usr/lib/kernel", "usr/lib/systemd/boot", "usr/lib/modprobe.d", "usr/lib/sysctl.d"),
     *("usr/bin/perl", "usr/share/perl", "usr/lib/x86_64-linux-gnu/perl"),
+    *("etc/modules-load.d", "etc/rmt", "etc/sysctl.d"),
 )
 _CNI = "usr/lib/cni/"
 _CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap", "ptp")
