@@ -17,6 +17,7 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from testbed.card import profiles
 from testbed.card.spec import MAX_CARDS, CardSpec
@@ -30,6 +31,13 @@ LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 BUDGET_VARIABLE = "VGPU_EMU_MEMORY_BUDGET"
 CLOCK_VARIABLE = "VGPU_EMU_CLOCK"
 SAMPLES_VARIABLE = "VGPU_EMU_PROCESS_SAMPLES"
+_Value = TypeVar("_Value", int, int | None)
+SAMPLES: Mapping[str, int | None] = {
+    "profile": None,
+    "each": card.SAMPLES_EACH,
+    "one": card.SAMPLES_ONE,
+    "off": card.SAMPLES_NONE,
+}
 CLOCKS = {"slices": card.CLOCK_SLICES, "sharing": card.CLOCK_SHARING}
 DRIVER_TEXT = "595.45.04+emulated"
 
@@ -75,7 +83,7 @@ def make(
         shutil.copyfile(source, folder / "driver" / name)
         (folder / "driver" / name).chmod(0o755)
     clock = _choice(CLOCK_VARIABLE, CLOCKS, "slices")
-    samples = _choice(SAMPLES_VARIABLE, {"on": 0, "off": 1}, "on")
+    samples = _choice(SAMPLES_VARIABLE, SAMPLES, "profile")
     share = (default_budget() if budget_bytes is None else budget_bytes) // len(models)
     uuids = []
     for index, model in enumerate(models):
@@ -96,8 +104,10 @@ def make(
                 driver_text=DRIVER_TEXT,
                 budget_bytes=share,
                 clock_mode=clock,
-                no_process_samples=samples,
-                **{field: figure.value for field, figure in model.figures.items()},
+                **{
+                    **{field: figure.value for field, figure in model.figures.items()},
+                    **({} if samples is None else {"process_samples": samples}),
+                },
             ),
         )
         uuids.append(name)
@@ -115,7 +125,7 @@ def build() -> str:
         return ""
 
 
-def _choice(variable: str, values: Mapping[str, int], default: str) -> int:
+def _choice(variable: str, values: Mapping[str, _Value], default: str) -> _Value:
     given = os.environ.get(variable) or default
     if given not in values:
         raise InputError(f"{variable}={given!r} is not known", hint=f"write {' or '.join(values)}")

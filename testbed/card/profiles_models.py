@@ -15,6 +15,7 @@ from testbed.card.profiles_figure import (
     measured,
     reported,
 )
+from testbed.native.card import SAMPLES_ONE
 from testbed.units import MIB
 
 _TERA, _GIGA = 1_000_000_000_000, 1_000_000_000
@@ -185,6 +186,13 @@ _H200 = Profile(
             launch_overhead_ns=1_500,
         ),
         **measured(f"{_PROBE}, kernels with a timing event between them", event_ns=2_065),
+        **measured(
+            f"{_PROBE}, two busy processes: samples 200 ms apart, told 1 to 11 ms later to who "
+            "asks every 10 ms, each with the whole card for one of the two",
+            sample_period_us=200_000,
+            sample_lag_us=2_000,
+            process_samples=SAMPLES_ONE,
+        ),
     },
 )
 

@@ -20,6 +20,9 @@ MAX_SLOTS = 256
 RING = 2048
 CLOSED = 64
 ROWS = 128
+#: What NVML says of a period in which several processes used the card: what each used, nothing
+#: of processes, or the whole for one of them (``enum card_process_samples``).
+SAMPLES_EACH, SAMPLES_NONE, SAMPLES_ONE = range(3)
 CLOCK_SLICES = 0
 CLOCK_SHARING = 1
 #: Byte of ``cuda.lock`` that is held while memory is charged.
@@ -79,7 +82,7 @@ class DescriptionLayout(ctypes.Structure):
         ("switch_ns", _U32),
         ("sample_lag_us", _U32),
         ("event_ns", _U32),
-        ("no_process_samples", _U32),
+        ("process_samples", _U32),
         ("spare", _U64 * 25),
     )
 
@@ -228,7 +231,7 @@ class CardDescription:
     switch_ns: int = 150_000
     sample_lag_us: int = 100_000
     event_ns: int = 0
-    no_process_samples: int = 0
+    process_samples: int = SAMPLES_EACH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

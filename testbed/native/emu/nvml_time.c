@@ -142,6 +142,34 @@ static uint64_t used_by_all(const struct card_state *state, uint64_t number)
     return sum;
 }
 
+/* Of the processes that used the card in a period, the one that is said to have used it: one is
+ * met as often as it has the card. Everybody who asks gets the same answer. */
+static unsigned int seen_in(const struct card_state *state, uint64_t number, uint64_t sum)
+{
+    uint64_t toss = number * 0x9e3779b97f4a7c15ull; /* SplitMix64 */
+    toss = (toss ^ toss >> 30) * 0xbf58476d1ce4e5b9ull;
+    toss = (toss ^ toss >> 27) * 0x94d049bb133111ebull;
+    toss = (toss ^ toss >> 31) % sum;
+    unsigned int slot = 0;
+    for (unsigned int count = (unsigned int)emu_card_slots(state); slot + 1 < count; slot++) {
+        uint64_t own = granted(number, slot) - granted(number - 1, slot);
+        if (toss < own)
+            break;
+        toss -= own;
+    }
+    return slot;
+}
+
+static unsigned int process_percent(const struct card_state *state, uint64_t number,
+                                    unsigned int slot)
+{
+    uint64_t own = used(state, number, slot);
+    if (own == 0 || state->description.process_samples != CARD_SAMPLES_ONE)
+        return percent(own);
+    uint64_t sum = used_by_all(state, number);
+    return sum != 0 && seen_in(state, number, sum) == slot ? percent(sum) : 0;
+}
+
 /* --- of the card ----------------------------------------------------------------------------- */
 
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
@@ -202,7 +230,7 @@ static unsigned int busy_processes(nvmlDevice_t device, unsigned long long last_
 {
     struct process processes[CARD_MAX_SLOTS];
     const struct card_state *state = device->card.state;
-    if (state->description.no_process_samples != 0)
+    if (state->description.process_samples == CARD_SAMPLES_NONE)
         return 0;
     int found = nvml_processes(device, processes);
     unsigned int busy = 0;
@@ -214,7 +242,8 @@ static unsigned int busy_processes(nvmlDevice_t device, unsigned long long last_
             uint64_t stamp_us = stamp(number);
             if (stamp_us <= last_seen_us)
                 break;
-            unsigned int value = percent(used(state, number, (unsigned int)processes[i].slot));
+            unsigned int value = 
+                process_percent(state, number, (unsigned int)processes[i].slot);
             if (value == 0)
                 continue;
             if (samples != NULL && busy < room)

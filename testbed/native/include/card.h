@@ -31,6 +31,10 @@
 #define CARD_PAGE 4096
 #define CARD_GRANULE (2ull << 20) /* what memory is counted in */
 
+/* What NVML says of a period in which several processes used the card: what each used; nothing
+ * of processes; or all of it for one of them, whichever it saw (an H200 under driver 580). */
+enum card_process_samples { CARD_SAMPLES_EACH, CARD_SAMPLES_NONE, CARD_SAMPLES_ONE };
+
 /* constant: from the profile (testbed/card/profiles), never changed afterwards */
 struct card_description {
     char uuid[96];       /* "GPU-…" */
@@ -71,7 +75,7 @@ struct card_description {
     uint32_t switch_ns;      /* from one process's work to another's: nobody's time */
     uint32_t sample_lag_us;  /* from the end of NVML's sampling period to its being told */
     uint32_t event_ns;       /* a timing event costs that on the device */
-    uint32_t no_process_samples; /* NVML tells no utilisation by process, as some drivers */
+    uint32_t process_samples; /* enum card_process_samples */
     uint64_t spare[25];
 };
 

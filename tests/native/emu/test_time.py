@@ -521,6 +521,41 @@ def test_a_driver_without_samples_by_process(
         make_emulation()
 
 
+def test_a_sample_may_have_the_whole_card_for_one_process(
+    make_emulation: Callable[..., Emulation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an H200 under driver 580: who is met, had it all."""
+    monkeypatch.setenv("VGPU_EMU_PROCESS_SAMPLES", "one")
+    emulation = make_emulation()
+    first, second = start(emulation), start(emulation)
+    for worker in (first, second):
+        worker("[spin(1_000_000) for _ in range(900)]")
+    watcher = start(emulation)
+    watcher("""
+        import time
+        import pynvml as n
+        n.nvmlInit()
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        by_stamp, seen, deadline = {}, 0, time.monotonic() + 20
+        while len(by_stamp) < 8 and time.monotonic() < deadline:
+            try:
+                found = n.nvmlDeviceGetProcessUtilization(h, seen)
+            except n.NVMLError_NotFound:
+                found = []
+            for sample in found:
+                by_stamp.setdefault(sample.timeStamp, []).append((sample.pid, sample.smUtil))
+                seen = max(seen, sample.timeStamp)
+            time.sleep(0.02)
+        both = sorted(by_stamp.items())[1:-1]
+    """)
+    both = watcher("[entries for _, entries in both]")
+    for worker in (first, second):
+        worker.kill()
+    inner = [entries for entries in both if entries[0][1] > 80]
+    assert len(inner) >= 4, both
+    assert all(len(entries) == 1 for entries in inner), both
+
+
 def test_clocks(make_emulation: Callable[..., Emulation], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VGPU_EMU_CLOCK", "sharing")
     emulation = make_emulation()
