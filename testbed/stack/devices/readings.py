@@ -62,8 +62,9 @@ class UtilizationReading:
 
     Attributes:
         processes: Newest sample of each process that was busy; NVML tells nothing of
-            those that were not, and on some machines nothing at all (measured on an
-            H200 under driver 580: "not found", whoever is busy).
+            those that were not, on some machines nothing at all (``NOT_FOUND``), and on
+            an H200 under driver 580 of one process a period, as if it had had the card
+            alone.
         card_stamp_us: Newest sample of the whole card since its stamp, None if there is
             none (or none are kept: then none ever comes).
         card_pct: Its value; without one the card's present rate, None where that is

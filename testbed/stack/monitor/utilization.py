@@ -7,10 +7,10 @@ with what it let through in that interval.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from testbed.stack.devices import UtilizationReading
+from testbed.stack.devices import ProcessSample, UtilizationReading
 
 MS = 1_000_000
 #: NVML's period as documented (nvml.h: "up to 1/6 second", one second on old cards).
@@ -27,6 +27,36 @@ _EARLY_NS, _EARLIER_NS = 4 * MS, 16 * MS
 #: Windows older than this say nothing of the present.
 FRESH_NS = 2_000 * MS
 _PERCENT = 100
+#: Two samples in a row say more than one card can give: each had the whole for one process.
+_MORE_THAN_A_CARD = 120
+#: So often in a row, back and forth, is no handing over of the card.
+_BACK_AND_FORTH = 3
+
+
+@dataclass(slots=True)
+class _Attribution:
+    """Whether samples tell what each process used, or who was met (an H200 under driver 580
+    gives each sample's whole card to one process: docs/hardware.md)."""
+
+    whole: bool = False
+    _turns: int = 0
+    _last: tuple[int, int] | None = None  # pid, percent
+
+    def take(self, samples: Iterable[ProcessSample]) -> None:
+        by_stamp: dict[int, list[tuple[int, int]]] = {}
+        for sample in samples:
+            if sample.sm_pct > 0:
+                by_stamp.setdefault(sample.stamp_us, []).append((sample.pid, sample.sm_pct))
+        for _, busy in sorted(by_stamp.items()):
+            if len(busy) > 1:
+                self.whole, self._turns, self._last = False, 0, None
+                continue
+            pid, percent = busy[0]
+            if self._last is not None and pid != self._last[0]:
+                more = percent + self._last[1] > _MORE_THAN_A_CARD
+                self._turns = self._turns + 1 if more else 0
+                self.whole = self.whole or self._turns >= _BACK_AND_FORTH
+            self._last = (pid, percent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +88,9 @@ class Sampler:
     since_us: int = 0
     card_since_us: int = 0
     due_ns: int = 0
-    #: False while the card is busy and no process is told to be the cause.
+    #: False while the card is busy and no process is told to be the cause, or only one of them.
     process_samples: bool = True
+    _attribution: _Attribution = field(default_factory=_Attribution)
     _in_vain: bool = False
     _last_ns: int = 0
     _told_ns: int = 0
@@ -103,11 +134,14 @@ class Sampler:
         if any(not 0 <= sample.sm_pct <= _PERCENT for sample in reading.processes):
             # Seen on hardware (nvtop #110): a figure that cannot be is no figure.
             return None
-        self.process_samples = True
+        self._attribution.take(reading.processes)
+        self.process_samples = not self._attribution.whole
         used: dict[int, int] = {}
         for sample in sorted(reading.processes, key=lambda sample: sample.stamp_us):
             used[sample.pid] = sample.sm_pct
         stamp = monotonic_ns(newest, now_ns=now_ns, real_ns=real_ns)
+        if not self.process_samples:
+            return self._window(stamp, {}, reading.card_pct, now_ns=now_ns, by_process=False)
         return self._window(stamp, used, reading.card_pct, now_ns=now_ns)
 
     def _by_card(

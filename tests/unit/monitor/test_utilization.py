@@ -214,3 +214,43 @@ def test_a_card_that_one_container_has_to_itself_needs_no_samples_of_processes()
     assert shares(window, a, b) is None, "nobody knows which of the two it was"
     unknown = Window(stamp_ns=1, interval_ns=1, sm_pct={}, card_pct=None, by_process=False)
     assert shares(unknown, a) is None
+
+
+def test_samples_that_give_the_whole_card_to_one_process_are_the_cards_alone() -> None:
+    """An H200 under driver 580: two that had 46 and 52 % each had 99 in turns."""
+    sampler = Sampler()
+    told = [8, 7, 7, 8, 7, 8, 8, 7, 7]  # whom each period was given
+    windows = [
+        take(sampler, busy(SECOND + at, **{f"p{pid}": 99}), SECOND + at + 5 * MS)
+        for at, pid in ((200 * MS * i, pid) for i, pid in enumerate(told))
+    ]
+    known = [window is not None and window.by_process for window in windows]
+    assert known == [True] * 4 + [False] * 5, "three times back and forth are no accident"
+    assert not sampler.process_samples
+    last = windows[-1]
+    assert last is not None and last.card_pct == 99 and not last.sm_pct
+    assert shares(last, frozenset({7}), frozenset({8})) is None
+    assert shares(last, frozenset({7})) == (990, 0)
+
+
+def test_a_card_that_is_handed_over_is_no_such_card() -> None:
+    sampler = Sampler()
+    for i, pid in enumerate([7, 7, 7, 8, 8, 8]):
+        at = SECOND + 200 * MS * i
+        window = take(sampler, busy(at, **{f"p{pid}": 99}), at + 5 * MS)
+        assert window is not None and window.by_process
+    for i, used in enumerate([{"p7": 70}, {"p8": 30}, {"p7": 70}, {"p8": 30}, {"p7": 70}]):
+        at = 3 * SECOND + 200 * MS * i
+        window = take(sampler, busy(at, **used), at + 5 * MS)
+        assert window is not None and window.by_process, "together they fit on one card"
+
+
+def test_a_driver_that_tells_two_in_one_period_is_believed_again() -> None:
+    sampler = Sampler()
+    for i, pid in enumerate([8, 7, 8, 7, 8]):
+        at = SECOND + 200 * MS * i
+        take(sampler, busy(at, **{f"p{pid}": 99}), at + 5 * MS)
+    assert not sampler.process_samples
+    window = take(sampler, busy(3 * SECOND, p7=46, p8=46), 3 * SECOND + 5 * MS)
+    assert window is not None and window.by_process and window.sm_pct == {7: 46, 8: 46}
+    assert sampler.process_samples
