@@ -9,6 +9,8 @@ is asked for.
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -58,7 +60,8 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
             # A need of a test is met by the running testbed that was named, or not at all.
             if settings.name and not need.empty and held.runs(settings.name, settings):
                 name = settings.name
-            found = held.join(name, spec, settings, progress, asked=asked, tell=_say)
+            tell = functools.partial(_say, config)
+            found = held.join(name, spec, settings, progress, asked=asked, tell=tell)
         except held.Unsuitable as error:
             if need.empty:
                 raise
@@ -114,6 +117,16 @@ def pytest_configure(config: pytest.Config) -> None:
     _settings.read(config)  # a mistyped value is told before anything runs
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring tests of one need together, after all that have none: one testbed after another."""
+    needs = [_need_of(item) for item in items]
+    order = {need: number for number, need in enumerate(dict.fromkeys([_NONE, *needs]))}
+    if len(order) > 1:
+        numbers = {id(item): order[need] for item, need in zip(items, needs, strict=True)}
+        items.sort(key=lambda item: numbers[id(item)])
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Make one cluster of two where a test asks for ours and for pytest-kind's."""
     if not _settings.has_pytest_kind(session.config):
@@ -147,7 +160,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give marked tests a testbed of their need; pytest brings those of one need together."""
+    """Give marked tests a testbed of their need."""
     marker = metafunc.definition.get_closest_marker("testbed")
     if marker is None or "testbed" not in metafunc.fixturenames:
         return
@@ -214,6 +227,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 # --- below ---------------------------------------------------------------------
+_NONE = _settings.Need()
+
+
+def _need_of(item: pytest.Item) -> _settings.Need:
+    """Return what an item's testbed must be; nothing where it uses none."""
+    marker = item.get_closest_marker("testbed")
+    if marker is None or "testbed" not in getattr(item, "fixturenames", ()):
+        return _NONE
+    return _settings.need_of(marker)
+
+
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
@@ -231,8 +255,8 @@ def _leave(config: pytest.Config, name: str) -> None:
         kind_fixture.part(config, name)
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201
+def _say(config: pytest.Config, line: str) -> None:
+    print(line, file=_Stream(config.pluginmanager.getplugin("terminalreporter")))
 
 
 def _note_use(config: pytest.Config) -> None:
@@ -258,6 +282,23 @@ def _progress(config: pytest.Config) -> Iterator[Progress]:
         contextlib.nullcontext if capture is None else capture.global_and_fixture_disabled
     )
     with free():
-        if terminal is not None and hasattr(terminal, "ensure_newline"):
-            terminal.ensure_newline()
-        yield ConsoleProgress(stream=sys.stderr, tty=False)
+        yield ConsoleProgress(stream=_Stream(terminal), tty=False)
+
+
+class _Stream(io.StringIO):
+    """Standard error, on a line of its own: pytest may be in the middle of one."""
+
+    encoding = "utf-8"
+
+    def __init__(self, terminal: Any) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self.encoding = getattr(sys.stderr, "encoding", "") or "utf-8"
+
+    def write(self, text: str, /) -> int:
+        if self._terminal is not None and hasattr(self._terminal, "ensure_newline"):
+            self._terminal.ensure_newline()
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
