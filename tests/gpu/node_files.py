@@ -77,12 +77,31 @@ def devices(root: Path, paths: Iterable[str]) -> None:
     folder = root / "dev"
     folder.mkdir(exist_ok=True)
     for path in map(Path, paths):
-        status = path.stat()
-        target = root / str(path)[1:]
-        target.parent.mkdir(parents=True, exist_ok=True)
+        device(root / str(path)[1:], path)
+    device(folder / f"nvidia{OTHER.minor}", Path("/dev/null"))
+
+
+def device(target: Path, source: Path) -> None:
+    status = source.stat()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:  # as an engine makes them
         os.mknod(target, status.st_mode, status.st_rdev)
         target.chmod(status.st_mode & 0o777)
-    os.mknod(folder / f"nvidia{OTHER.minor}", 0o20666, os.makedev(195, OTHER.minor or 0))
+    except PermissionError:  # in a user's namespace: as toolkits bind them
+        target.touch()
+        run(["mount", "--bind", str(source), str(target)])
+
+
+def proc(root: Path, driver: Path | None) -> None:
+    """Lay down /proc; a driver's part of it may be a folder."""
+    folder = root / "proc"
+    try:
+        run(["mount", "-t", "proc", "proc", str(folder)])
+    except subprocess.CalledProcessError:  # a user's namespace may only show what is there
+        run(["mount", "--rbind", "/proc", str(folder)])
+    if driver is not None:
+        run(["mount", "-t", "tmpfs", "tmpfs", str(folder / "driver")])
+        shutil.copytree(driver, folder / "driver/nvidia")
 
 
 def mask(root: Path, variant: str) -> None:
@@ -113,18 +132,27 @@ def inside(root: Path, *argv: str) -> dict[str, Any]:
     return {"code": done.returncode, "out": done.stdout.strip(), "err": done.stderr.strip()[-800:]}
 
 
-def node(root: Path, plan: gpu.NodeGpus, variant: str) -> dict[str, Any]:
+def node(
+    root: Path, plan: gpu.NodeGpus, variant: str, dev: Path, driver: Path | None
+) -> dict[str, Any]:
     """Make the stand-in, run what is run in a node, and tell what is seen there."""
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / "usr" / name).mkdir(parents=True)
+        if Path("/", name).is_symlink():
+            (root / name).symlink_to(f"usr/{name}")
+    for folder in ("proc", "run", "tmp", "etc", "bin", "sbin"):
+        (root / folder).mkdir(exist_ok=True)
     for program in PROGRAMS.split():
         copied(root, program)
-    for folder in ("proc", "run", "tmp", "etc", "usr/bin", "sbin"):
-        (root / folder).mkdir(parents=True, exist_ok=True)
     for program in ("nvidia-smi", "nvidia-ctk"):
         libraries(root, shutil.which(program) or program)
     for mount in plan.mounts:
         bind(mount.source, root / mount.target[1:])
-    devices(root, [*map(str, Path("/dev").glob("nvidia*[0-9ls]")), "/dev/null", "/dev/zero"])
-    run(["mount", "-t", "proc", "proc", str(root / "proc")])
+    devices(root, ["/dev/null", "/dev/zero"])
+    for path in dev.glob("nvidia*"):
+        if path.is_char_device():
+            device(root / "dev" / path.name, path)
+    proc(root, driver)
     mask(root, variant)
     smi = next(m.target for m in plan.mounts if m.target.endswith("/nvidia-smi"))
     before = inside(root, smi, "-L")
@@ -170,15 +198,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, help="also write the JSON here")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--dev", type=Path, default=Path("/dev"), help=argparse.SUPPRESS)
+    parser.add_argument("--proc", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if os.geteuid() != 0:
         print("tests/gpu/node_files.py makes mounts: run it as root", file=sys.stderr)
         return 2
     if given.variant is None:
         # A mount namespace for each, so that nothing of a stand-in outlives it.
+        own = ["--dev", str(given.dev), *(["--proc", str(given.proc)] if given.proc else [])]
         command = ["unshare", "--mount", "--propagation", "private", sys.executable, __file__]
         runs = [
-            subprocess.run([*command, "--variant", v], capture_output=True, text=True, check=False)
+            subprocess.run(
+                [*command, *own, "--variant", v], capture_output=True, text=True, check=False
+            )
             for v in VARIANTS
         ]
         results = [json.loads(r.stdout) if r.stdout else {"error": r.stderr} for r in runs]
@@ -191,7 +224,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             run(["mount", "-t", "tmpfs", "tmpfs", folder])
             try:
-                document = node(Path(folder), plan.nodes[0], given.variant)
+                document = node(Path(folder), plan.nodes[0], given.variant, given.dev, given.proc)
             finally:
                 subprocess.run(["umount", "-R", folder], check=False, capture_output=True)
         document["driver"] = host.driver

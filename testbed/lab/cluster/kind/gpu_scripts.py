@@ -86,7 +86,14 @@ def _loader(parts: DriverParts) -> str:
         for at, says in parts.links.items()
     ]
     folders = " ".join(shlex.quote(each) for each in parts.folders)
-    lines += [f"printf '%s\\n' {folders} > {LOADER_FILE}"] if folders else []
+    if folders:
+        lines += [
+            f"mkdir -p {posixpath.dirname(LOADER_FILE)}",
+            f"printf '%s\\n' {folders} > {LOADER_FILE}",
+            # Debian's file says so; a smaller image may have none.
+            "grep -qs 'ld.so.conf.d' /etc/ld.so.conf"
+            " || echo 'include /etc/ld.so.conf.d/*.conf' >> /etc/ld.so.conf",
+        ]
     lines.append("ldconfig")
     for at in parts.files.values():
         folder, name = posixpath.split(at)
