@@ -59,9 +59,13 @@ test-browser: native ## The report's page in Chromium (Debian: chromium); not pa
 	@command -v chromium google-chrome chrome >/dev/null || { echo "no Chromium (Debian: apt-get install chromium)" >&2; exit 2; }
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
-test-gpu: native ## On a machine with a card: probe, cap, shares, NVML (docs/hardware.md); not part of `make test`
+test-gpu: native ## On a machine with a card: probe, cap, shares, NVML, kind nodes (docs/hardware.md); not part of `make test`
 	@command -v nvidia-smi >/dev/null || { echo "no NVIDIA driver here (nvidia-smi); tests/gpu needs a real card" >&2; exit 2; }
 	@mkdir -p build/gpu
+	@PYTHONPATH=. $(PYTHON) tests/gpu/tools.py build/gpu/tools.tar.gz
+	@$(BIN)/testbed doctor --provider kind --cards nvidia >build/gpu/doctor.txt || true
+	@$(BIN)/testbed up --provider kind --cards nvidia --dry-run >build/gpu/dry-run.txt 2>&1 || true
+	@PYTHONPATH=. $(PYTHON) tests/gpu/node_files.py build/gpu/node_files.json >/dev/null || echo "kind nodes: see build/gpu/node_files.json" >&2
 	@$(PYTHON) tests/gpu/probe.py build/gpu/probe.json >/dev/null
 	@$(PYTHON) tests/gpu/cap.py testbed/native/lib/libvgpu.so build/gpu/cap.json
 	@PYTHONPATH=. $(PYTHON) tests/gpu/share.py testbed/native/lib/libvgpu.so build/gpu/share.json
