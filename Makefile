@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-soak test-browser test-gpu clean
+.PHONY: help setup native prepare e2e test lint test-unit test-native test-component test-e2e test-soak test-browser test-gpu test-kind clean
 
 PYTHON ?= python3
 VENV   := .venv
@@ -51,6 +51,10 @@ test-component: prepare ## Webhook, extender, plugin, monitor against a real API
 
 test-e2e: prepare ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
+
+test-kind: native ## Real kind in a Docker and a Podman of the testbed's own (root); not part of `make test`
+	@$(BIN)/testbed prepare --provider kind >/dev/null
+	@$(BIN)/python -m pytest tests/kind $(ARGS)
 
 test-soak: prepare ## The core set N times in a row, fifty interruptions, hardships (N=20); a JSON summary
 	@$(BIN)/python tests/soak.py --rounds $(N) $(ARGS)

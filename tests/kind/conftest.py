@@ -1,0 +1,124 @@
+"""Real kind clusters: what they need, and the command line that drives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.lab.cluster.kind import packages
+
+ROOT = Path(__file__).parents[2]
+TESTBED = Path(sys.executable).parent / "testbed"
+_COMMAND_S = 600.0
+
+
+def pytest_collection_modifyitems(items):
+    """A cluster takes more time than a unit test."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(900))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """The command line, with state of its own."""
+
+    home: Path
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state(self) -> Path:
+        return self.home / "state" / "vgpu-testbed"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("KIND_EXPERIMENTAL_PROVIDER", "VGPU_TESTBED_ENGINE", "DOCKER_HOST")
+        }
+        state = str(self.home / "state")
+        # Whatever engine the machine has: what is tested here is our own.
+        base = {"XDG_STATE_HOME": state, "VGPU_TESTBED_ENGINE": "own"}
+        return kept | base | self.environ | more
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(TESTBED), *arguments],
+            cwd=self.home,
+            env=self.environment(**more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(
+        self, *arguments: str, rc: int | None = 0, **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, **more) as process:
+            try:
+                out, err = process.communicate(timeout=_COMMAND_S)
+            except BaseException:
+                process.terminate()  # it takes down what it was bringing up
+                process.communicate(timeout=120)
+                raise
+        done = subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        said = f"testbed {' '.join(arguments)} ended with {done.returncode}\n{out}\n{err}"
+        assert rc is None or done.returncode == rc, said
+        return done
+
+    def json(self, *arguments: str, rc: int | None = 0) -> Any:
+        return json.loads(self(*arguments, "-o", "json", rc=rc).stdout)
+
+    def record(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.state / name / "kind.json").read_text())
+        return found
+
+    def left(self, name: str) -> list[str]:
+        """Return what there still is of a testbed."""
+        return [str(path) for path in self.state.glob(f"{name}*")]
+
+
+@pytest.fixture(scope="session")
+def capable() -> None:
+    """What an engine of our own cannot do without; the reason is said where it is lacking."""
+    if os.geteuid() != 0:
+        pytest.skip("an engine of our own needs root")
+    if not packages.possible() and packages.cached("docker") is None:
+        pytest.skip("there are no Debian packages to take an engine from")
+    probe = "mkdir -p l u w m && mount -t overlay -o lowerdir=l,upperdir=u,workdir=w o m"
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = folder / f".probe-{os.getpid()}"
+    place.mkdir(parents=True)
+    try:
+        made = ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", probe]
+        done = subprocess.run(made, cwd=place, capture_output=True, text=True, timeout=30)
+    finally:
+        shutil.rmtree(place)
+    if done.returncode:
+        pytest.skip(f"root may not make namespaces and overlays here: {done.stderr.strip()}")
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory, capable) -> Path:
+    return tmp_path_factory.mktemp("kind")
+
+
+@pytest.fixture(scope="session")
+def driver(home) -> Driver:
+    found = Driver(home=home)
+    for engine in ("docker", "podman"):
+        found("prepare", "--provider", "kind", KIND_EXPERIMENTAL_PROVIDER=engine)
+    return found

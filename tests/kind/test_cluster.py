@@ -1,0 +1,350 @@
+"""A kind cluster in a Docker and in a Podman of our own, from nothing to nothing.
+
+The tests of a cluster build on each other, in the order of this file: bringing one up for
+each would take an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from testbed.lab.binaries import kind as kind_tools
+from testbed.lab.cluster import resolve
+from testbed.lab.cluster.kind import own
+from testbed.lab.cluster.process import processes
+
+from .conftest import TESTBED
+from .machine import difference, listing
+
+NAME = f"k{os.getpid()}"
+CARDS = "a100-80gb:1;t4:1"
+MACHINE = Path(__file__).with_name("machine.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine(home, driver):
+    """The machine before all of it; afterwards it is as it was."""
+    before = listing([driver.state])
+    yield
+    assert difference(before, listing([driver.state])) == []
+
+
+@pytest.fixture(scope="module")
+def docker(driver):
+    """Two nodes with different cards in a Docker of our own, with the stack."""
+    try:
+        driver("up", "--provider", "kind", "--name", NAME, "--cards", CARDS)
+        yield driver
+    finally:
+        driver("down", "--name", NAME)
+
+
+def inside(driver, *argv: str) -> str:
+    """Run a program with the engine's environment of the cluster."""
+    record = driver.record(NAME)
+    return subprocess.run(
+        argv,
+        env={**os.environ, **record["environment"]},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+def test_nodes_and_their_cards(docker):
+    found = docker.json("status", "--name", NAME)
+    assert (found["provider"], found["state"]) == ("kind", "up")
+    assert found["context"] == f"kind-{NAME}"
+    nodes = {each["name"]: each for each in found["nodes"]}
+    assert list(nodes) == [f"{NAME}-control-plane", f"{NAME}-worker"]
+    assert all(each["ready"] for each in nodes.values())
+    profiles = [each["profiles"][0]["profile"] for each in nodes.values()]
+    assert profiles == ["a100-80gb", "t4"]
+
+
+def test_kind_and_kubectl_know_it(docker):
+    kind = kind_tools.find()
+    assert kind is not None
+    assert inside(docker, str(kind), "get", "clusters").split() == [NAME]
+    config = yaml.safe_load((docker.state / NAME / "kubeconfig").read_text())
+    assert config["current-context"] == f"kind-{NAME}"
+    assert (docker.state / NAME / "kubeconfig").stat().st_mode & 0o777 == 0o600
+    said = docker("kubectl", "--name", NAME, "get", "nodes", "-o", "name").stdout
+    assert len(said.split()) == 2
+
+
+def test_each_node_runs_pods_on_its_own_card(docker, tmp_path):
+    """Also: pods run with the runtime's seccomp profile, as on the process cluster."""
+    code = (
+        "import torch; print(torch.cuda.get_device_name());"
+        "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('Seccomp:')])"
+    )
+    for node, card in ((f"{NAME}-control-plane", "A100"), (f"{NAME}-worker", "T4")):
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": card.lower()},
+            "spec": {
+                "restartPolicy": "Never",
+                "nodeSelector": {"kubernetes.io/hostname": node},
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "testbed/pytorch:local",
+                        "command": ["python", "-c", code],
+                        "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2048}},
+                    }
+                ],
+            },
+        }
+        file = tmp_path / f"{card}.yaml"
+        file.write_text(yaml.safe_dump(pod))
+        kubectl = ("kubectl", "--name", NAME)
+        docker(*kubectl, "apply", "-f", str(file))
+        phase = "jsonpath={.status.phase}=Succeeded"
+        docker(*kubectl, "wait", f"pod/{card.lower()}", f"--for={phase}", "--timeout=180s")
+        said = docker(*kubectl, "logs", card.lower()).stdout.splitlines()
+        assert card in said[0]
+        assert said[1] == "['2']"
+        docker(*kubectl, "delete", "pod", card.lower(), "--now")
+
+
+def test_the_main_job_and_its_control(docker):
+    report = docker.json("run", "co_location/a100-example", "--name", NAME, "--runs", "runs")
+    assert report["verdict"] == "pass"
+    (record,) = report["cases"]
+    assert record["environment"]["provider"] == "kind"
+    assert record["control"]["verdict"] == "pass"
+
+
+def test_a_second_up_keeps_it(docker):
+    before = docker.record(NAME)
+    docker("up", "--name", NAME, "--cards", CARDS)
+    assert docker.record(NAME)["token"] == before["token"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--cards", "a100-80gb:1;a100-40gb:1"), "its cards are 'a100-80gb:1;t4:1'"),
+        (("--cards", "a100-80gb:1", "--nodes", "3"), "it has 2 nodes, not 3"),
+        (("--cards", CARDS, "--port", "1"), "its port is"),
+        (("--cards", CARDS, "--provider", "process"), "is a kind cluster, not process"),
+    ],
+)
+def test_another_cluster_of_that_name_is_refused(docker, arguments, told):
+    done = docker("up", "--name", NAME, *arguments, rc=2)
+    assert told in done.stderr
+    assert f"testbed down --name {NAME}" in done.stderr
+
+
+def test_an_image_of_other_content_is_drift(docker):
+    path = docker.state / NAME / "kind.json"
+    text = path.read_text()
+    image = docker.record(NAME)["image"]
+    try:
+        path.write_text(text.replace(image, "testbed/kind-node:older"))
+        done = docker("up", "--name", NAME, "--cards", CARDS, rc=2)
+    finally:
+        path.write_text(text)
+    assert "its nodes are of image testbed/kind-node:older" in done.stderr
+
+
+def test_auto_takes_an_engine_that_answers(docker, monkeypatch):
+    """The engine of the cluster stands for one that was there: its runtime is the front."""
+    for key, value in docker.record(NAME)["environment"].items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.delenv("VGPU_TESTBED_ENGINE", raising=False)
+    found = resolve("auto", f"{NAME}-other")
+    assert found.kind == "kind"
+    assert "the engine that is there" in found.why
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent.sock")
+    found = resolve("auto", f"{NAME}-other")
+    assert found.kind == "process"
+    assert "no Docker answers" in found.why and "--provider" in found.why
+
+
+def test_an_engine_that_was_there(docker):
+    """Seen from within its namespaces the cluster's engine is one like any other."""
+    other = f"{NAME}o"
+    record = docker.record(NAME)
+    init = own.init_of(record["token"])
+    assert init is not None
+    environ = docker.environment(VGPU_TESTBED_ENGINE="there") | record["environment"]
+    enter = ["nsenter", "-t", str(init.pid), "--mount", "--net", "--pid", "--ipc", "--uts", "--"]
+
+    def testbed(*arguments: str) -> str:
+        done = subprocess.run(
+            [*enter, str(TESTBED), *arguments, "--name", other],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def nodes() -> str:
+        return inside(docker, "docker", "ps", "-a", "--format", "{{.Names}}")
+
+    try:
+        testbed("up", "--provider", "kind", "--bare")
+        assert docker.record(other)["own"] is False
+        assert f"{other}-control-plane" in nodes()
+    finally:
+        testbed("down")
+    assert f"{other}-control-plane" not in nodes()
+    assert f"{NAME}-control-plane" in nodes()
+    assert docker.left(other) == []
+
+
+def test_logs_and_bundle(docker, tmp_path):
+    assert "kubelet" in docker("logs", "kubelet", "--name", NAME, "--tail", "50").stdout.lower()
+    assert docker("logs", "apiserver", "--name", NAME, "--tail", "5").stdout
+    bundle = tmp_path / "bundle"
+    docker("bundle", "--name", NAME, "--out", str(bundle))
+    nodes = {path.name for path in (bundle / "components/kind").iterdir() if path.is_dir()}
+    assert nodes == {f"{NAME}-control-plane", f"{NAME}-worker"}
+    key = yaml.safe_load((docker.state / NAME / "kubeconfig").read_text())
+    secret = key["users"][0]["user"]["client-key-data"]
+    for path in bundle.rglob("*"):
+        if path.is_file():
+            text = path.read_text(errors="replace")
+            assert secret not in text and "PRIVATE KEY" not in text, path
+
+
+def test_down_leaves_nothing(docker):
+    record = docker.record(NAME)
+    init = own.init_of(record["token"])
+    assert init is not None  # the control: what is looked for below is there now
+    space = Path(f"/proc/{init.pid}/ns/pid").readlink()
+    groups = f"*/{own.cgroup_of(record['token'])}"
+    assert in_space(space) and Path(record["data"]).exists()
+    docker("down", "--name", NAME)
+    assert docker.left(NAME) == []
+    assert not Path(record["data"]).exists()
+    assert in_space(space) == [] and processes.members(record["token"]) == []
+    assert list(Path("/sys/fs/cgroup").glob(groups)) == []
+    assert docker.json("status", "--name", NAME)["state"] == "absent"
+
+
+def in_space(space: Path) -> list[str]:
+    """Return the processes of a pid namespace."""
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and (path / "ns/pid").readlink() == space:
+                found.append(path.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_podman(driver):
+    name = f"{NAME}p"
+    podman = {"KIND_EXPERIMENTAL_PROVIDER": "podman"}
+    try:
+        driver("up", "--provider", "kind", "--name", name, **podman)
+        assert driver.record(name)["engine"] == "podman"
+        # What is up is found without being named again.
+        report = driver.json("run", "memory_cap/two-pods", "--name", name, "--runs", "runs")
+        assert report["verdict"] == "pass"
+        done = driver("up", "--name", name, rc=2, KIND_EXPERIMENTAL_PROVIDER="docker")
+        assert "it runs in podman, not docker" in done.stderr
+    finally:
+        driver("down", "--name", name)
+    assert driver.left(name) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_up_leaves_nothing(driver, number):
+    name = f"{NAME}i"
+    arguments = ("up", "--provider", "kind", "--name", name, "--bare")
+    process = driver.start(*arguments)
+    assert process.stderr is not None
+    seen: list[str] = []
+    try:
+        for line in process.stderr:
+            seen.append(line)
+            if "Preparing nodes" in line:
+                break
+        else:
+            pytest.fail("".join(seen))
+        token = driver.record(name)["token"]
+        process.send_signal(number)
+        rest = threading.Thread(target=process.stderr.read)
+        rest.start()
+        process.wait(180)
+        rest.join(30)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(180)
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+        if number == signal.SIGKILL:
+            assert processes.members(driver.record(name)["token"])  # the control
+            assert driver.json("status", "--name", name, rc=2)["state"] == "broken"
+        driver("down", "--name", name)
+    assert process.returncode != 0
+    assert processes.members(token) == []
+    assert driver.left(name) == []
+
+
+def test_an_up_that_fails_leaves_its_logs_only(driver):
+    name = f"{NAME}f"
+    arguments = ("up", "--provider", "kind", "--name", name, "--bare")
+    done = driver(*arguments, rc=2, KIND_EXPERIMENTAL_DOCKER_NETWORK="no such/network")
+    assert "kind cannot create the cluster" in done.stderr
+    state = driver.state / name
+    assert [path.name for path in state.iterdir()] == ["logs"]
+    assert (state / "logs/docker.log").stat().st_size
+    assert driver.json("status", "--name", name)["state"] == "absent"
+    driver("down", "--name", name)
+    assert driver.left(name) == []
+
+
+def test_the_comparison_sees_a_change(driver, tmp_path):
+    """The control of the comparison: in namespaces where changes harm nobody."""
+    changes = """
+set -e
+python="$1"; machine="$2"; folder="$3"
+mkdir -p "$folder/e/u" "$folder/e/w"
+mount -t overlay -o lowerdir=/etc,upperdir=$folder/e/u,workdir=$folder/e/w overlay /etc
+"$python" "$machine" "$folder" >"$folder/../before.json"
+echo 1 >/proc/sys/net/ipv4/ip_forward
+ip link add d0 type veth peer name d1
+nft add table ip left
+mount -t tmpfs tmpfs /mnt
+touch /etc/left
+mkfifo "$folder/../never"
+bash -c 'read -r line' "$folder" <>"$folder/../never" &
+trap "kill $!" EXIT
+"$python" "$machine" "$folder" >"$folder/../after.json"
+"""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    subprocess.run(
+        [
+            *("unshare", "--mount", "--net", "bash", "-c", changes),
+            *("bash", sys.executable, str(MACHINE), str(folder)),
+        ],
+        check=True,
+        timeout=120,
+    )
+    before, after = (
+        json.loads((tmp_path / f"{each}.json").read_text()) for each in ("before", "after")
+    )
+    told = difference(before, after)
+    for what in ("sysctls", "links", "nft", "mounts", "etc", "processes"):
+        assert any(line.startswith(f"{what}: came") for line in told), (what, told)
