@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,9 +20,19 @@ RenewCertificates = Annotated[
     ),
 ]
 
+Values = Annotated[
+    Path | None,
+    typer.Option(
+        "--values",
+        metavar="FILE",
+        help="what to deploy otherwise than by default (docs/values.md); kept from then on",
+    ),
+]
+
 
 def deploy(
     name: Name = DEFAULT_NAME,
+    values: Values = None,
     renew_certificates: RenewCertificates = False,
     output: Output = Format.table,
     as_json: Json = False,
@@ -30,26 +41,35 @@ def deploy(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab.bundle import default_place
+        from testbed.lab.deploy import chosen as choice
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name
 
+        wanted = choice.load(values) if values is not None else None
         testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
         testbed.cluster.kubeconfig()  # said before anything is built
         with testbed.use("deploy", progress), kept(testbed, lambda: default_place(name)):
-            info = testbed.deploy(progress, renew_certificates=renew_certificates)
+            info = testbed.deploy(progress, renew_certificates=renew_certificates, values=wanted)
             emit(info, "", chosen)
 
 
-def render(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+def render(
+    name: Name = DEFAULT_NAME,
+    values: Values = None,
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
     """Print the manifests that `deploy` applies (new certificates each time)."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         import yaml
 
+        from testbed.lab.deploy import chosen as choice
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name
 
-        manifests = Testbed(checked_name(name)).manifests(ConsoleProgress())
+        wanted = choice.load(values) if values is not None else None
+        manifests = Testbed(checked_name(name)).manifests(ConsoleProgress(), wanted)
         if chosen is Format.json:
             print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
         else:

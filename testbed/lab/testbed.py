@@ -23,6 +23,7 @@ from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.process.parts import Parts as ProcessParts
 from testbed.lab.cluster.protocol import Cluster, ClusterSpec, ClusterStatus, Progress
 from testbed.lab.deploy import StackImages, StackValues, deploy, render
+from testbed.lab.deploy.chosen import Chosen, kept
 from testbed.lab.kube import Kube
 from testbed.lab.use import Use, using
 from testbed.native import artifacts
@@ -158,6 +159,7 @@ class Testbed:
         *,
         prepared: Sequence[images.Image] | None = None,
         renew_certificates: bool = False,
+        values: Chosen | None = None,
     ) -> Info:
         """Deploy the stack (again: to the state that this source tree has).
 
@@ -165,22 +167,23 @@ class Testbed:
             progress: Told each step.
             prepared: This tree's images, where they are known already.
             renew_certificates: Make new ones though the deployed ones still serve.
+            values: What an operator chooses; without it as it was chosen before.
         """
         prepared = images.prepare(progress) if prepared is None else prepared
         # The sources may have changed since the cluster came up: it gets what we deploy.
         self.cluster.load_images(prepared, progress)
-        values = self._values(prepared)
+        stack = self._values(prepared, values or self.chosen())
         known = {node.name: node.cards for node in self.cluster.status().nodes if node.cards}
         # Without it a killed deployment is not taken for a complete one by `ensure`.
         self.kube.delete("v1", "ConfigMap", INFO_NAME, names.NAMESPACE)
         deploy(
             self.kube,
-            values,
+            stack,
             progress,
             expected=known or None,
             renew_certificates=renew_certificates,
         )
-        info = self._info_of(values, prepared)
+        info = self._info_of(stack, prepared)
         self.kube.apply([_info_manifest(info)])
         return info
 
@@ -195,13 +198,21 @@ class Testbed:
             manifests=_digest(values),
         )
 
-    def manifests(self, progress: Progress) -> list[dict[str, Any]]:
-        """Return what ``deploy`` would apply, with certificates made for the occasion."""
-        return render(self._values(images.prepare(progress)), certificates.make(names.NAMESPACE))
+    def chosen(self) -> Chosen | None:
+        """Return what an operator chose for what is deployed; None where nobody did."""
+        return kept(self.kube)
 
-    def _values(self, prepared: Sequence[images.Image]) -> StackValues:
+    def manifests(self, progress: Progress, values: Chosen | None = None) -> list[dict[str, Any]]:
+        """Return what ``deploy`` would apply, with certificates made for the occasion."""
+        if values is None and self.cluster.status().state == "up":
+            values = self.chosen()
+        stack = self._values(images.prepare(progress), values)
+        made = certificates.make(names.NAMESPACE, hosts=stack.webhook_hosts)
+        return render(stack, made)
+
+    def _values(self, prepared: Sequence[images.Image], values: Chosen | None) -> StackValues:
         root = self.cluster.driver_root
-        return StackValues(
+        found = StackValues(
             images=StackImages(
                 base=images.find(prepared, "testbed/base").reference,
                 kube_scheduler=images.find(prepared, "testbed/kube-scheduler").reference,
@@ -210,6 +221,7 @@ class Testbed:
             # Emulated cards are files of the driver root; real ones are devices.
             gpu_access="none" if root == names.EMULATED_DRIVER_ROOT else "privileged",
         )
+        return values.over(found) if values is not None else found
 
     def ensure(
         self, spec: ClusterSpec | None, progress: Progress, *, as_it_is: bool = False
@@ -238,7 +250,7 @@ class Testbed:
             found = self.info()
         if found is None:
             return self.deploy(progress, prepared=prepared)
-        if found == self._info_of(self._values(prepared), prepared):
+        if found == self._info_of(self._values(prepared, self.chosen()), prepared):
             return found
         with progress.step("the stack is of other sources: deploying this tree's"):
             return self.deploy(progress, prepared=prepared)

@@ -75,8 +75,17 @@ def _kubeconfig(server: str, ca: Path, cert: Path, key: Path) -> str:
     )
 
 
-def test_server_accepts_every_manifest(kube: Kube) -> None:
-    values = replace(VALUES, namespace="vgpu-accepted", node_selector={"gpu": "on"})
+CHOSEN: dict[str, Any] = {
+    "node_selector": {"gpu": "on"},
+    "webhook_leaves_out": ("ci",),
+    "webhook_url": "https://10.0.0.7:31998",
+    "chosen": "schedulerReplicas: 1\n",
+}
+
+
+@pytest.mark.parametrize("more", [{}, CHOSEN], ids=["plain", "chosen"])
+def test_server_accepts_every_manifest(kube: Kube, more: dict[str, Any]) -> None:
+    values = replace(VALUES, namespace=f"vgpu-accepted-{len(more)}", **more)
     manifests = render(values, certs.make(values.namespace))
     kube.apply(manifests[:1])  # a dry run needs the namespace
     assert len(kube.apply(manifests, dry_run=True)) == len(manifests)

@@ -29,6 +29,9 @@ CONFIG_KEY = "device-config.yaml"
 CONFIG_FOLDER = "/config"
 CONFIG_FILE = f"{CONFIG_FOLDER}/{CONFIG_KEY}"
 
+#: Keeps an operator's choice, so that later deployments have it, too.
+CHOSEN_MAP, CHOSEN_KEY = "vgpu-values", "values.yaml"
+
 SECRET_WEBHOOK = names.SECRET_WEBHOOK
 SECRET_EXTENDER = names.SECRET_EXTENDER
 SECRET_SCHEDULER = names.SECRET_SCHEDULER

@@ -10,6 +10,8 @@ import yaml
 from testbed.lab.deploy.common import (
     CA_KEY,
     CERT_KEY,
+    CHOSEN_KEY,
+    CHOSEN_MAP,
     CONFIG_KEY,
     CONFIG_MAP,
     EXTENDER,
@@ -47,6 +49,7 @@ def render(values: StackValues, certificates: Certificates) -> list[Object]:
         _namespace(values),
         *rbac(values),
         _config_map(values),
+        *_chosen_map(values),
         _secret(values, SECRET_WEBHOOK, WEBHOOK, certificates.ca, certificates.webhook),
         _secret(values, SECRET_EXTENDER, EXTENDER, certificates.ca, certificates.extender),
         _secret(values, SECRET_SCHEDULER, SCHEDULER, certificates.ca, certificates.scheduler),
@@ -90,6 +93,19 @@ def _config_map(values: StackValues) -> Object:
         "metadata": meta(CONFIG_MAP, values),
         "data": {CONFIG_KEY: config_text(values.config)},
     }
+
+
+def _chosen_map(values: StackValues) -> list[Object]:
+    if not values.chosen:
+        return []
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": meta(CHOSEN_MAP, values),
+            "data": {CHOSEN_KEY: values.chosen},
+        }
+    ]
 
 
 def _secret(values: StackValues, name: str, app: str, ca: str, leaf: Leaf) -> Object:

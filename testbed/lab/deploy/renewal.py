@@ -56,6 +56,7 @@ def renewal(values: StackValues) -> Object:
                                         f"--namespace={values.namespace}",
                                         f"--registration={cluster_name(values, WEBHOOK)}",
                                         f"--scheduler={SCHEDULER}",
+                                        *(f"--host={host}" for host in values.webhook_hosts),
                                     ),
                                     "resources": small(),
                                     "securityContext": locked_down(),

@@ -33,7 +33,8 @@ def certificates_for(kube: Kube, values: StackValues, *, renew: bool = False) ->
         if (secret := kube.find("v1", "Secret", name, values.namespace)) is not None
     }
     hooks = kube.find(_API, _KIND, cluster_name(values, WEBHOOK))
-    return wanted(values.namespace, Found(secrets=secrets, registration=hooks), renew=renew)
+    found = Found(secrets=secrets, registration=hooks)
+    return wanted(values.namespace, found, hosts=values.webhook_hosts, renew=renew)
 
 
 def believe_first(kube: Kube, values: StackValues, certificates: Certificates) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +18,7 @@ from testbed.stack.config import DeviceConfig
 GpuAccess = Literal["none", "privileged", "runtime-class"]
 
 _NAME = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
+_URL = re.compile(r"https://([a-z0-9]([-a-z0-9.]{0,252})|\[[0-9a-f:]+\])(:[0-9]{1,5})?/?$")
 _IMAGE = re.compile(r"^[^\s@:]+(:[0-9]+/[^\s@:]+)?(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?$")
 
 
@@ -44,6 +46,11 @@ class StackValues:
         node_selector: Nodes that carry plugin and monitor; empty for all.
         log_verbosity: kube-scheduler's ``-v``.
         scheduler_replicas: Pods of scheduler and extender; one of them works.
+        webhook_leaves_out: Namespaces whose pods the webhook is not asked about, beside
+            the stack's own and kube-system.
+        webhook_url: Where the API server calls the webhook instead of by its Service,
+            such as ``https://10.0.0.7:31998``; whoever sets it leads it there.
+        chosen: The operator's file behind all this (``chosen``), kept in the cluster.
     """
 
     namespace: str = names.NAMESPACE
@@ -55,6 +62,15 @@ class StackValues:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     log_verbosity: int = 2
     scheduler_replicas: int = 1
+    webhook_leaves_out: tuple[str, ...] = ()
+    webhook_url: str = ""
+    chosen: str = ""
+
+    @property
+    def webhook_hosts(self) -> tuple[str, ...]:
+        """The host of ``webhook_url``, which the webhook's certificate has to name."""
+        host = urllib.parse.urlsplit(self.webhook_url).hostname
+        return (host,) if host else ()
 
     def __post_init__(self) -> None:
         for what, text in (
@@ -82,6 +98,15 @@ class StackValues:
                 raise InputError(f"{what} {path!r} is not an absolute path")
         if self.hook_path.rstrip("/") == "":
             raise InputError("hookPath cannot be the root folder")
+        for space in self.webhook_leaves_out:
+            if not _NAME.match(space):
+                raise InputError(f"namespace {space!r} is not a Kubernetes name")
+        if self.webhook_url and not _URL.match(self.webhook_url):
+            raise InputError(
+                f"the webhook's URL {self.webhook_url!r} cannot be used",
+                why="an API server takes https, a host, perhaps a port, and no more here",
+                hint="write it as https://10.0.0.7:31998",
+            )
         for image in (self.images.base, self.images.kube_scheduler):
             if not _IMAGE.match(image):
                 raise InputError(f"image {image!r} is not a reference such as testbed/base:1")

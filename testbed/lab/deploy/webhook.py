@@ -176,12 +176,7 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
             "name": f"{name}.vgpu-testbed.dev",
             "admissionReviewVersions": ["v1"],
             "clientConfig": {
-                "service": {
-                    "name": WEBHOOK_SERVICE,
-                    "namespace": values.namespace,
-                    "path": path,
-                    "port": 443,
-                },
+                **_where(values, path),
                 "caBundle": base64.b64encode(certificates.trusted.encode()).decode(),
             },
             # A webhook that is away must not stop every pod of the cluster. A pod that passes
@@ -200,7 +195,7 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
         system = {
             "key": "kubernetes.io/metadata.name",
             "operator": "NotIn",
-            "values": ["kube-system", values.namespace],
+            "values": ["kube-system", values.namespace, *values.webhook_leaves_out],
         }
         # No objectSelector: whether a pod is to be ignored is the webhook's own decision,
         # since forged annotations are taken off those too.
@@ -242,6 +237,20 @@ def registration(values: StackValues, certificates: Certificates) -> Object:
                 ],
             ),
         ],
+    }
+
+
+def _where(values: StackValues, path: str) -> Object:
+    """Return how the API server finds the webhook."""
+    if values.webhook_url:
+        return {"url": values.webhook_url.rstrip("/") + path}
+    return {
+        "service": {
+            "name": WEBHOOK_SERVICE,
+            "namespace": values.namespace,
+            "path": path,
+            "port": 443,
+        }
     }
 
 

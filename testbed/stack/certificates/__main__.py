@@ -21,6 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--namespace", default=names.NAMESPACE, help="of the deployment")
     parser.add_argument("--registration", required=True, help="its MutatingWebhookConfiguration")
     parser.add_argument("--scheduler", required=True, help="its scheduler's Deployment")
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        help="name or address by which the webhook is called beside its Service's (repeatable)",
+    )
     parser.add_argument("--kubeconfig", type=Path, help="default: the pod's service account")
     parser.add_argument(
         "--days", type=int, default=sets.RENEW_DAYS, help="renew what ends sooner (%(default)s)"
@@ -36,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
             namespace=options.namespace,
             registration=options.registration,
             scheduler=options.scheduler,
+            hosts=options.host,
         )
         renewal.run(renew=options.renew, days=options.days)
     except TestbedError as error:

@@ -64,6 +64,7 @@ def wanted(
     namespace: str,
     found: Found,
     *,
+    hosts: Sequence[str] = (),
     renew: bool = False,
     days: int = sets.RENEW_DAYS,
     now: dt.datetime | None = None,
@@ -73,16 +74,17 @@ def wanted(
     Args:
         namespace: Where it lives.
         found: What is there.
+        hosts: By which the webhook is called beside its Service's names.
         renew: Make a fresh set in any case.
         days: A set that ends sooner is made anew.
         now: The time.
     """
     there = deployed(found)
     if there is None:
-        return sets.make(namespace, now=now)
+        return sets.make(namespace, hosts=hosts, now=now)
     believed = _believed(found.registration)
-    if renew or not sets.usable(there, namespace, now=now, days=days):
-        fresh = sets.make(namespace, now=now)
+    if renew or not sets.usable(there, namespace, hosts=hosts, now=now, days=days):
+        fresh = sets.make(namespace, hosts=hosts, now=now)
         return dataclasses.replace(fresh, before=sets.authorities([there.ca, *believed], now=now))
     if sets.young(there.webhook, now=now):
         # Servers may still show the leaf of the set before.

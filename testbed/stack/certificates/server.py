@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from testbed.errors import ClusterError, InputError
@@ -32,10 +33,20 @@ class Renewal:
         namespace: Where the deployment lives.
         registration: Name of its MutatingWebhookConfiguration.
         scheduler: Name of its scheduler's Deployment.
+        hosts: By which its webhook is called beside its Service's names.
     """
 
-    def __init__(self, api: Api, *, namespace: str, registration: str, scheduler: str) -> None:
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespace: str,
+        registration: str,
+        scheduler: str,
+        hosts: Sequence[str] = (),
+    ) -> None:
         self._api = api
+        self._hosts = hosts
         self._namespace = namespace
         self._paths = {
             **{name: f"/api/v1/namespaces/{namespace}/secrets/{name}" for name in SECRETS},
@@ -66,7 +77,7 @@ class Renewal:
                 why=f"not all of the secrets {', '.join(SECRETS)} are there",
                 hint="deploy the stack",
             )
-        now = wanted(self._namespace, found, renew=renew, days=days)
+        now = wanted(self._namespace, found, hosts=self._hosts, renew=renew, days=days)
         for change in changes(found, now):
             self._api.patch(self._paths[change.name], change.body)
             log.info("%s %s is changed", change.kind, change.name)

@@ -64,7 +64,7 @@ class Certificates:
 
 
 def webhook_names(namespace: str) -> tuple[str, ...]:
-    """Return the names by which an API server may call the webhook."""
+    """Return the names by which an API server may call the webhook's Service."""
     return (
         f"{WEBHOOK_SERVICE}.{namespace}.svc",
         f"{WEBHOOK_SERVICE}.{namespace}.svc.cluster.local",
@@ -73,8 +73,16 @@ def webhook_names(namespace: str) -> tuple[str, ...]:
     )
 
 
-def make(namespace: str, *, now: dt.datetime | None = None) -> Certificates:
-    """Return a fresh set for a deployment in a namespace."""
+def make(
+    namespace: str, *, hosts: Sequence[str] = (), now: dt.datetime | None = None
+) -> Certificates:
+    """Return a fresh set for a deployment in a namespace.
+
+    Args:
+        namespace: Where it lives.
+        hosts: Names and addresses by which the webhook is called beside its Service's.
+        now: The time.
+    """
     moment = now or dt.datetime.now(dt.UTC)
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("vgpu-testbed authority")
@@ -109,7 +117,9 @@ def make(namespace: str, *, now: dt.datetime | None = None) -> Certificates:
     return Certificates(
         ca=_pem(ca),
         webhook=leaf(
-            WEBHOOK_SERVICE, [x509.DNSName(n) for n in webhook_names(namespace)], server=True
+            WEBHOOK_SERVICE,
+            [_general(name) for name in (*webhook_names(namespace), *hosts)],
+            server=True,
         ),
         extender=leaf("vgpu-extender", [loopback, x509.DNSName("localhost")], server=True),
         scheduler=leaf(SCHEDULER_CN, [], server=False),
@@ -137,6 +147,7 @@ def usable(
     found: Certificates,
     namespace: str,
     *,
+    hosts: Sequence[str] = (),
     now: dt.datetime | None = None,
     days: int = RENEW_DAYS,
 ) -> bool:
@@ -154,10 +165,11 @@ def usable(
             cert.verify_directly_issued_by(ca)
             leaves.append(cert)
         san = leaves[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        served = set(san.value.get_values_for_type(x509.DNSName))
+        served = set(san.value)
     except (ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature):
         return False
-    return set(webhook_names(namespace)) <= served and all(
+    named = {_general(name) for name in (*webhook_names(namespace), *hosts)}
+    return named <= served and all(
         cert.not_valid_before_utc <= moment <= cert.not_valid_after_utc - left
         for cert in (ca, *leaves)
     )
@@ -189,6 +201,13 @@ def young(leaf: Leaf, *, now: dt.datetime | None = None) -> bool:
     """Tell whether servers may not have got a leaf yet: kubelets bring it in a minute."""
     made = x509.load_pem_x509_certificate(leaf.cert.encode()).not_valid_before_utc + _SKEW
     return (now or dt.datetime.now(dt.UTC)) - made < _SPREAD
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _builder(

@@ -10,6 +10,7 @@ from testbed.card.spec import CardSpec
 from testbed.errors import InputError
 from testbed.lab import testbed as module
 from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus
+from testbed.lab.deploy.chosen import Chosen
 from testbed.lab.images.model import Image
 from testbed.lab.progress import QuietProgress
 from testbed.lab.testbed import Info, Testbed
@@ -48,13 +49,17 @@ def world(monkeypatch):
         def __init__(self, cluster, deployed):
             self.name, self.provider, self._kube = "t", "process", None
             self.cluster, self.deployed, self.deployments = cluster, deployed, []
+            self.choice = None
+
+        def chosen(self):
+            return self.choice
 
         def info(self):
             return self.deployed
 
         def deploy(self, progress, *, prepared=None):
             self.deployments.append(prepared)
-            self.deployed = self._info_of(self._values(prepared), prepared)
+            self.deployed = self._info_of(self._values(prepared, self.choice), prepared)
             return self.deployed
 
     made = []
@@ -93,6 +98,20 @@ def test_what_other_sources_deployed_is_deployed_anew(world, field):
     found.deployed = Info(**{**{f: getattr(now, f) for f in now.__struct_fields__}, field: "old"})
     assert found.ensure(None, QUIET) == now
     assert len(found.deployments) == 2
+
+
+def test_what_an_operator_chose_stays_chosen(world):
+    found = world("absent")
+    found.ensure(None, QUIET)
+    found.choice = Chosen(schedulerReplicas=2)
+    chosen = found.ensure(None, QUIET)
+    assert found.ensure(None, QUIET) == chosen
+    assert len(found.deployments) == 2
+    manifests = {(m["kind"], m["metadata"]["name"]): m for m in found.manifests(QUIET)}
+    assert manifests["Deployment", "vgpu-scheduler"]["spec"]["replicas"] == 2
+    # A file that is given goes before it.
+    plain = {(m["kind"], m["metadata"]["name"]): m for m in found.manifests(QUIET, Chosen())}
+    assert plain["Deployment", "vgpu-scheduler"]["spec"]["replicas"] == 1
 
 
 def test_a_notebook_in_a_run_takes_what_is_there_and_makes_nothing(world):

@@ -1,0 +1,115 @@
+"""What an operator chooses of a deployment: the file of ``testbed deploy --values``.
+
+Keys are HAMi's where its chart has one (``deviceConfig`` holds those of its device-config;
+``whitelistNamespaces``, ``customURL``, ``nodeSelector``). An unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+from testbed.errors import InputError
+from testbed.lab.deploy.common import CHOSEN_KEY, CHOSEN_MAP
+from testbed.lab.deploy.values import StackValues
+from testbed.lab.kube import Kube
+from testbed.stack import config, names
+from testbed.stack.config import DeviceConfig
+
+#: Those are switched by commands of their own.
+_NOT_HERE = ("enforcement", "generation")
+
+
+class AdmissionWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``whitelistNamespaces`` are left out by the webhook; ``customURL`` is how it is called."""
+
+    whitelistNamespaces: tuple[str, ...] = ()
+    customURL: str = ""
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file; every key has a default."""
+
+    deviceConfig: dict[str, Any] = {}
+    admissionWebhook: AdmissionWebhook = AdmissionWebhook()
+    nodeSelector: dict[str, str] = {}
+    schedulerReplicas: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
+    logVerbosity: Annotated[int, msgspec.Meta(ge=0, le=10)] = 2
+
+    def over(self, values: StackValues) -> StackValues:
+        """Return a deployment's values with what is chosen here.
+
+        Raises:
+            InputError: they cannot be used.
+        """
+        return dataclasses.replace(
+            values,
+            config=self.device_config(),
+            node_selector=self.nodeSelector,
+            scheduler_replicas=self.schedulerReplicas,
+            log_verbosity=self.logVerbosity,
+            webhook_leaves_out=self.admissionWebhook.whitelistNamespaces,
+            webhook_url=self.admissionWebhook.customURL,
+            chosen=yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False),
+        )
+
+    def device_config(self) -> DeviceConfig:
+        """Return the device configuration.
+
+        Raises:
+            InputError: an unknown key or a value of the wrong kind, with its path.
+        """
+        if wrong := [key for key in _NOT_HERE if key in self.deviceConfig]:
+            raise InputError(
+                f"deviceConfig.{wrong[0]} is not chosen at deployment",
+                why="it changes while the stack runs, and a deployment sets it to its default",
+            )
+        return config.parse(yaml.safe_dump(self.deviceConfig))
+
+
+def parse(text: str, source: str) -> Chosen:
+    """Return what a document chooses; an empty one chooses nothing.
+
+    Args:
+        text: YAML.
+        source: Names it in errors.
+
+    Raises:
+        InputError: it cannot be used; the text names the key.
+    """
+    try:
+        found = msgspec.yaml.decode(text.encode()) if text.strip() else {}
+        chosen = msgspec.convert({} if found is None else found, Chosen)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise InputError(f"values in {source} cannot be used", why=str(error)) from error
+    chosen.device_config()
+    return chosen
+
+
+def load(path: Path) -> Chosen:
+    """Return what a file chooses.
+
+    Raises:
+        InputError: the file is missing or wrong.
+    """
+    try:
+        return parse(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"values in {path} cannot be read", why=str(error)) from error
+
+
+def kept(kube: Kube, namespace: str = names.NAMESPACE) -> Chosen | None:
+    """Return what the deployment of a cluster was chosen with; None where nothing was.
+
+    Raises:
+        InputError: it cannot be used any more, by this version.
+    """
+    found = kube.find("v1", "ConfigMap", CHOSEN_MAP, namespace)
+    if found is None:
+        return None
+    text = str((found.get("data") or {}).get(CHOSEN_KEY, ""))
+    return parse(text, f"ConfigMap {namespace}/{CHOSEN_MAP}")

@@ -1,0 +1,146 @@
+"""What an operator chooses of a deployment, in a file that is kept in the cluster."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+import yaml
+from cryptography import x509
+
+from testbed.errors import InputError
+from testbed.lab.deploy import StackImages, StackValues, render
+from testbed.lab.deploy.chosen import Chosen, kept, load, parse
+from testbed.stack import config
+from testbed.stack.certificates import sets as certs
+
+IMAGES = StackImages(base="testbed/base:1", kube_scheduler="testbed/kube-scheduler:1")
+PLAIN = StackValues(images=IMAGES)
+FILE = """
+deviceConfig:
+  gpuSchedulerPolicy: mutex,binpack
+  vendors: [nvidia, hygon]
+admissionWebhook:
+  whitelistNamespaces: [monitoring, ci]
+  customURL: https://10.0.0.7:31998
+nodeSelector: {gpu: "on"}
+schedulerReplicas: 2
+logVerbosity: 4
+"""
+
+
+def manifests(values):
+    found = render(values, certs.make(values.namespace, hosts=values.webhook_hosts))
+    return {(m["kind"], m["metadata"]["name"]): m for m in found}
+
+
+class Cluster:
+    def __init__(self, found):
+        self.found = found
+
+    def find(self, _version, kind, name, _namespace):
+        return self.found.get((kind, name))
+
+
+def test_every_choice_is_in_the_manifests():
+    values = parse(FILE, "a file").over(PLAIN)
+    found = manifests(values)
+    document = found["ConfigMap", "vgpu-device-config"]["data"]["device-config.yaml"]
+    device = config.parse(document)
+    assert (device.gpuSchedulerPolicy, device.vendors) == ("mutex,binpack", ("nvidia", "hygon"))
+    scheduler = found["Deployment", "vgpu-scheduler"]["spec"]
+    assert scheduler["replicas"] == 2
+    assert "-v=4" in scheduler["template"]["spec"]["containers"][1]["command"]
+    plugin = found["DaemonSet", "vgpu-plugin"]["spec"]["template"]["spec"]
+    assert plugin["nodeSelector"] == {"gpu": "on"}
+
+
+def test_namespaces_are_left_out_by_the_webhook_and_held_by_the_policies():
+    found = manifests(parse(FILE, "a file").over(PLAIN))
+    plain = manifests(PLAIN)
+    hooks = found["MutatingWebhookConfiguration", "vgpu-testbed-webhook"]["webhooks"]
+    by_name = {
+        hook["name"].partition(".")[0]: [
+            each["values"]
+            for each in hook.get("namespaceSelector", {}).get("matchExpressions", [])
+            if each["key"] == "kubernetes.io/metadata.name"
+        ]
+        for hook in hooks
+    }
+    left_out = ["kube-system", "vgpu-testbed", "monitoring", "ci"]
+    assert by_name["pods"] == by_name["ephemeral"] == [left_out]
+    assert by_name["own-keys"] == []  # forged keys are refused everywhere
+    policy = ("ValidatingAdmissionPolicy", "vgpu-testbed-own-keys")
+    assert plain[policy]["spec"]["matchConstraints"] == found[policy]["spec"]["matchConstraints"]
+
+
+def test_a_url_is_called_and_its_host_is_in_the_certificate_also_when_renewed():
+    values = parse(FILE, "a file").over(PLAIN)
+    found = manifests(values)
+    for hook in found["MutatingWebhookConfiguration", "vgpu-testbed-webhook"]["webhooks"]:
+        config = hook["clientConfig"]
+        assert "service" not in config
+        assert config["url"].startswith("https://10.0.0.7:31998/webhook")
+    pem = base64.b64decode(found["Secret", "vgpu-webhook-tls"]["data"]["tls.crt"])
+    extensions = x509.load_pem_x509_certificate(pem).extensions
+    san = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(ip) for ip in san.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    job = found["CronJob", "vgpu-certificates"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    assert "--host=10.0.0.7" in job["containers"][0]["command"]
+    # A set that was made before the URL was chosen does not serve it.
+    old = certs.make("vgpu-testbed")
+    assert certs.usable(old, "vgpu-testbed")
+    assert not certs.usable(old, "vgpu-testbed", hosts=values.webhook_hosts)
+
+
+def test_the_choice_is_kept_in_the_cluster_and_read_again():
+    chosen = parse(FILE, "a file")
+    assert kept(Cluster(manifests(chosen.over(PLAIN)))) == chosen
+    # Where nobody chose there is nothing, and an empty file is a choice.
+    assert kept(Cluster(manifests(PLAIN))) is None
+    assert kept(Cluster(manifests(parse("", "a file").over(PLAIN)))) == Chosen()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("schedulerReplica: 2", "schedulerReplica"),
+        ("schedulerReplicas: 3", "schedulerReplicas"),
+        ("deviceConfig: {gpuPolicy: x}", "gpuPolicy"),
+        ("deviceConfig: {gpuSchedulerPolicy: first}", "first"),
+        ("deviceConfig: {enforcement: off}", "enforcement"),
+        ("deviceConfig: {generation: 5}", "generation"),
+        ("admissionWebhook: {customUrl: x}", "customUrl"),
+        ("nodeSelector: [gpu]", "nodeSelector"),
+        ("- a", "values in a file"),
+        ("a: [", "values in a file"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_refused_with_its_key(text, words):
+    with pytest.raises(InputError) as caught:
+        parse(text, "a file")
+    assert words in caught.value.text()
+
+
+@pytest.mark.parametrize(
+    ("webhook", "words"),
+    [
+        ({"customURL": "http://10.0.0.7"}, "URL"),
+        ({"customURL": "https://10.0.0.7/path"}, "URL"),
+        ({"customURL": "10.0.0.7:443"}, "URL"),
+        ({"whitelistNamespaces": ["Not_A_Name"]}, "Not_A_Name"),
+    ],
+)
+def test_what_no_api_server_takes_is_refused(webhook, words):
+    chosen = parse(yaml.safe_dump({"admissionWebhook": webhook}), "a file")
+    with pytest.raises(InputError, match=words):
+        chosen.over(PLAIN)
+
+
+def test_a_missing_file_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        load(tmp_path / "none.yaml")
+    path = tmp_path / "values.yaml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="cannot be read"):
+        load(path)
