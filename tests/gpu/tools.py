@@ -60,7 +60,7 @@ def kept(name: str, text: str) -> str:
     try:
         document = json.loads(text)
     except ValueError:
-        return text
+        return ""  # half a document: what it holds is not known
     found = {key: document[key] for key in KEPT[name] if key in document}
     for key, words in KEPT_BELOW.items():
         if isinstance(found.get(key), Mapping):
@@ -68,14 +68,15 @@ def kept(name: str, text: str) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def shown(answer: Answer) -> str:
+def shown(name: str, answer: Answer) -> str:
     if answer.code is None:
         return f"not there: {answer.err}\n"
-    return answer.out if answer.code == 0 else f"{answer.out}{answer.err}exit {answer.code}\n"
+    text = kept(name, answer.out)
+    return text if answer.code == 0 else f"{text}{answer.err}exit {answer.code}\n"
 
 
 def gathered() -> dict[str, str]:
-    found = {name: kept(name, shown(ask(argv))) for name, argv in COMMANDS.items()}
+    found = {name: shown(name, ask(argv)) for name, argv in COMMANDS.items()}
     for name, path in FILES.items():
         found[name] = read(path)
     for number, path in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))):

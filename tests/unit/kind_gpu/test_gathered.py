@@ -24,6 +24,10 @@ def tools():
 def test_what_describes_the_machine_stays_at_home(tools):
     document = {"Name": "host.example", "ServerVersion": "29.1", "HttpProxy": "http://u:p@proxy"}
     assert json.loads(tools.kept("docker.json", json.dumps(document))) == {"ServerVersion": "29.1"}
+    failed = tools.Answer(code=1, out=json.dumps(document), err="no daemon\n")
+    assert "proxy" not in tools.shown("docker.json", failed)
+    assert tools.shown("docker.json", failed).endswith("no daemon\nexit 1\n")
+    assert tools.kept("docker.json", '{"Name": "host.exam') == ""
     podman = {"host": {"hostname": "h", "cgroupVersion": "v2"}, "registries": {"x": 1}}
     left = json.loads(tools.kept("podman.json", json.dumps(podman)))
     assert left == {"host": {"cgroupVersion": "v2"}}
