@@ -18,6 +18,7 @@ from testbed.cli.options import (
     Provider,
     complete_cards,
     format_of,
+    known_names,
     resolved,
 )
 from testbed.cli.output import Format, emit, errors_as_exit_codes
@@ -99,21 +100,28 @@ def down(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json
         from testbed.lab.testbed import Testbed, checked_name
 
         testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        # What is half there is taken down all the same.
+        was = name in known_names()
         # A run that is going on takes the testbed down itself when it is ended.
         with testbed.use("down", progress, wait_s=0):
             testbed.down(progress)
-        emit({"name": name, "state": "absent"}, "", chosen)
+        text = "" if was else f"testbed {name} is not there: nothing to take down{_others(name)}"
+        emit({"name": name, "state": "absent"}, text, chosen)
 
 
 def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
-    """Show a testbed: nodes, cards, address, what is wrong."""
+    """Show a testbed: nodes, cards, address, what is wrong.
+
+    The exit status is 0 if it is up, 2 if it is broken or not there.
+    """
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab.testbed import Testbed, checked_name
 
         found = Testbed(checked_name(name)).cluster.status()
-        emit(found, status_text(found), chosen)
-        if found.state == "broken":
+        others = _others(name) if found.state == "absent" else ""
+        emit(found, status_text(found) + others, chosen)
+        if found.state != "up":
             raise typer.Exit(2)
 
 
@@ -152,6 +160,12 @@ def status_text(status: ClusterStatus) -> str:
         named = "" if status.name == DEFAULT_NAME else f"--name {status.name} "
         lines.append(f"testbed kubectl {named}get pods -A")
     return "\n".join(lines)
+
+
+def _others(name: str) -> str:
+    """Return which other testbeds there are, for somebody who may have mistyped one."""
+    others = [each for each in known_names() if each != name]
+    return f"   (there are: {', '.join(others)})" if others else ""
 
 
 def _cards(node: NodeStatus) -> str:

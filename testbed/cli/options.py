@@ -20,13 +20,17 @@ DEFAULT_CARDS = "a100-80gb:1"
 PROVIDERS = ("process", "kind", "auto")
 
 
-def complete_name(incomplete: str) -> list[str]:
+def known_names() -> list[str]:
     """Return the testbeds that there are."""
     from testbed.lab.cluster.process.layout import state_home
 
     home = state_home()
-    found = sorted(each.name for each in home.iterdir() if each.is_dir()) if home.is_dir() else []
-    return [name for name in found if name.startswith(incomplete)]
+    return sorted(each.name for each in home.iterdir() if each.is_dir()) if home.is_dir() else []
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Return the testbeds whose name begins so."""
+    return [name for name in known_names() if name.startswith(incomplete)]
 
 
 def complete_cards(incomplete: str) -> list[str]:
