@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -236,19 +236,28 @@ def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
         raise DeployError(
             f"no scheduler runs in namespace {namespace}", hint="deploy the stack first"
         )
-    # One at a time by its Deployment; the newest where the old one is still listed.
+    pod = pods[-1] if len(pods) == 1 else _leader(kube, namespace, pods)
     try:
-        answer = json.loads(kube.pod_proxy(namespace, pods[-1], names.PORT_EXTENDER_OBSERVE, path))
+        answer = json.loads(kube.pod_proxy(namespace, pod, names.PORT_EXTENDER_OBSERVE, path))
     except (ValueError, ClusterError) as error:
         why = error.why or error.what if isinstance(error, ClusterError) else str(error)
         raise DeployError(
             f"the extender does not answer {path}",
             why=why,
-            hint=f"see `kubectl -n {namespace} logs {pods[-1]} -c extender`",
+            hint=f"see `kubectl -n {namespace} logs {pod} -c extender`",
         ) from error
     if not isinstance(answer, dict):
         raise DeployError(f"the extender's {path} cannot be read", why="it is not an object")
     return answer
+
+
+def _leader(kube: Kube, namespace: str, pods: Sequence[str]) -> str:
+    """Return the pod whose scheduler holds the lease: the others promise nothing, and know
+    of no pod that was refused. Where none does, the newest."""
+    lease = kube.find("coordination.k8s.io/v1", "Lease", SCHEDULER, namespace) or {}
+    holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
+    # kube-scheduler calls itself <host>_<uuid>, and a pod's host is its name.
+    return next((pod for pod in pods if holder.rpartition("_")[0] == pod), pods[-1])
 
 
 def _read(

@@ -136,3 +136,15 @@ def test_extenders_books() -> None:
     kube.proxies[("s", 9395, "/debug/reservations")] = lambda _: b"[]"
     with pytest.raises(DeployError, match="not an object"):
         reservations(kube)
+
+
+def test_of_two_extenders_the_one_that_leads_is_asked() -> None:
+    kube = FakeKube()
+    for name in ("s-1", "s-2"):
+        kube.add("Pod", name, NS, metadata={"labels": {"app.kubernetes.io/name": "vgpu-scheduler"}})
+        kube.proxies[(name, 9395, "/debug/reservations")] = lambda _, n=name: {"by": n}
+    assert reservations(kube) == {"by": "s-2"}  # nobody holds the lease yet: the newest
+    for holder in ("s-1", "s-2"):
+        spec = {"holderIdentity": f"{holder}_0a1b-2c"}
+        kube.add("Lease", "vgpu-scheduler", NS, spec=spec)
+        assert reservations(kube) == {"by": holder}
