@@ -49,6 +49,12 @@ def shell(
     policy: Annotated[
         str, typer.Option("--policy", help="default, force or disable, for --gpucores.")
     ] = "default",
+    oversubscribe: Annotated[
+        bool,
+        typer.Option(
+            "--oversubscribe", help="--gpumem may be above the card; the rest lies outside it."
+        ),
+    ] = False,
     clock: Annotated[
         str, typer.Option("--clock", help="How processes share a card: slices or sharing.")
     ] = "",
@@ -71,7 +77,9 @@ def shell(
         if clock not in ("", "slices", "sharing"):
             raise InputError(f"there is no clock {clock!r}", hint="one of slices, sharing")
         specs = parse_cards(cards)
-        limits = lab.Limits(mem_mib=gpumem, core_pct=gpucores, policy=policy)
+        limits = lab.Limits(
+            mem_mib=gpumem, core_pct=gpucores, policy=policy, oversubscribe=oversubscribe
+        )
         wanted = list(command or [os.environ.get("SHELL") or "/bin/sh"])
         with lab.session(
             specs, ConsoleProgress(), limits=limits, with_torch=torch, clock=clock

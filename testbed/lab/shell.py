@@ -29,6 +29,10 @@ from testbed.units import MIB
 
 _PREFIX = "vgpu-card-"
 _LOCK = ".in-use"
+_LIBRARY = "libvgpu.so"
+_HIDING = {*names.ENV_LIBRARY, names.ENV_VISIBLE, "CUDA_VISIBLE_DEVICES", "VGPU_EMU_CARDS"} - {
+    names.ENV_LOG_LEVEL  # that is asked for
+}
 POLICIES = tuple(policy.name.lower() for policy in Policy)
 
 
@@ -40,11 +44,13 @@ class Limits:
         mem_mib: 0 leaves the whole card.
         core_pct: 0 or 100 leave all of its time.
         policy: ``default``, ``force``, ``disable``.
+        oversubscribe: ``mem_mib`` may be above the card; what does not fit lies outside it.
     """
 
     mem_mib: int = 0
     core_pct: int = 0
     policy: str = "default"
+    oversubscribe: bool = False
 
     def __post_init__(self) -> None:
         if self.mem_mib < 0 or not 0 <= self.core_pct <= 100:
@@ -117,8 +123,7 @@ def session(
         with _clock(clock):
             uuids = driver_root.make(root, cards)
         environ = {**os.environ, **_libraries(root, environment)}
-        for name in (names.ENV_DISABLE_CONTROL, "CUDA_VISIBLE_DEVICES", names.ENV_VISIBLE):
-            environ.pop(name, None)  # a person's habits must not hide the cards
+        _forget(environ)
         if environment is not None:
             environ["PATH"] = f"{environment / 'bin'}:{environ.get('PATH', os.defpath)}"
         if limits is not None and limits.any:
@@ -190,6 +195,21 @@ def _clock(clock: str) -> Iterator[None]:
             os.environ[variable] = before
 
 
+def _forget(environ: dict[str, str]) -> None:
+    """Take out what hides the cards: a person's habits, and a session that this one is in."""
+    for name in list(environ):
+        common = name.rstrip("0123456789").rstrip("_")
+        if common in _HIDING:
+            del environ[name]
+    preload = [
+        each
+        for each in environ.pop("LD_PRELOAD", "").replace(":", " ").split()
+        if Path(each).name != _LIBRARY
+    ]
+    if preload:
+        environ["LD_PRELOAD"] = " ".join(preload)
+
+
 def _libraries(root: Path, environment: Path | None) -> dict[str, str]:
     if environment is None:
         return {"LD_LIBRARY_PATH": str(root / "driver")}
@@ -203,10 +223,11 @@ def _limiter(folder: Path, root: Path, uuids: Sequence[str], limits: Limits) -> 
         description = _state(root, name).description
         whole = (description.memory_bytes - description.reserved_bytes) // MIB
         sizes.append(limits.mem_mib or whole)
-        if limits.mem_mib > whole:
+        if limits.mem_mib > whole and not limits.oversubscribe:
             raise InputError(
                 f"{limits.mem_mib:,} MiB are more than a card has",
                 why=f"programs see {whole:,} MiB of {description.name}",
+                hint="--oversubscribe lets the rest lie outside the card",
             )
     own = folder / "container"
     own.mkdir(mode=0o777)
@@ -218,16 +239,21 @@ def _limiter(folder: Path, root: Path, uuids: Sequence[str], limits: Limits) -> 
         pod_name="card-shell",
         container_name="shell",
         policy=Policy[limits.policy.upper()],
+        oversubscribe=limits.oversubscribe,
     )
     region = make_region(own, str(uuid.uuid4()), constant)
     shares = tuple(
         Share(uuid=name, mem_mib=mib, core_pct=limits.core_pct)
         for name, mib in zip(uuids, sizes, strict=True)
     )
-    variables = container_environment(shares, cache_uuid="", core_policy=limits.policy)
+    variables = container_environment(
+        shares, cache_uuid="", core_policy=limits.policy, oversubscribe=limits.oversubscribe
+    )
     variables[names.ENV_SHARED_CACHE] = str(region)
     # Not by /etc/ld.so.preload, which is the machine's.
-    variables["LD_PRELOAD"] = str(artifacts.library("libvgpu.so"))
+    others = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    kept = [each for each in others if Path(each).name != _LIBRARY]
+    variables["LD_PRELOAD"] = " ".join([str(artifacts.library(_LIBRARY)), *kept])
     return variables
 
 

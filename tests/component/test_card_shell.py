@@ -16,16 +16,31 @@ except torch.OutOfMemoryError:
 """
 
 
-def said(*arguments):
+def said(*arguments, text=TORCH, code=0):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "card", "shell", *arguments, "--", "python", "-c", TORCH],
+        [sys.executable, "-c", PROGRAM, "card", "shell", *arguments, "--", "python", "-c", text],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout.strip()
+
+
+BEYOND = """
+import torch
+kept = [torch.empty(1 << 30, dtype=torch.int8, device="cuda") for _ in range(42)]
+print(torch.cuda.mem_get_info()[1] >> 20)
+"""
+
+
+def test_torch_beyond_the_card():
+    """42 GiB on a card of 40, by PyTorch's own allocator."""
+    arguments = ("--card", "a100-40gb", "--gpumem", "46080")
+    assert said(*arguments, "--oversubscribe", text=BEYOND) == "46080"
+    # Without it there is no such limit.
+    assert said(*arguments, text=BEYOND, code=2) == ""
 
 
 def test_torch_finds_the_card_and_the_limiter_holds_it_to_its_cap():

@@ -110,6 +110,35 @@ def test_more_memory_than_the_card_has_is_refused_and_nothing_is_left(scratch):
     assert list(scratch.iterdir()) == []
 
 
+def test_more_memory_than_the_card_has_where_the_rest_may_lie_outside():
+    limits = shell.Limits(mem_mib=100_000, oversubscribe=True)
+    with shell.session(TWO, QUIET, limits=limits, with_torch=False) as found:
+        assert found.environ["CUDA_OVERSUBSCRIBE"] == "true"
+        assert found.environ["CUDA_DEVICE_MEMORY_LIMIT_0"] == "100000m"
+        view = read_region(Path(found.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]))
+        assert view.constant.oversubscribe
+
+
+def test_a_session_in_a_session_has_its_own_cards_and_limits(monkeypatch):
+    limits = shell.Limits(mem_mib=4096, core_pct=30)
+    with shell.session(TWO, QUIET, limits=limits, with_torch=False) as outer:
+        preload = outer.environ["LD_PRELOAD"]
+        for name, value in outer.environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("LD_PRELOAD", f"{preload}:/usr/lib/libother.so")
+        monkeypatch.setenv("VGPU_EMU_CARDS", str(outer.root / "cards"))
+        monkeypatch.setenv("LIBCUDA_LOG_LEVEL", "2")
+        with shell.session(TWO, QUIET, with_torch=False) as inner:
+            assert inner.environ["LD_PRELOAD"] == "/usr/lib/libother.so", "no limiter"
+            assert not [name for name in inner.environ if name.startswith("CUDA_")]
+            assert "VGPU_EMU_CARDS" not in inner.environ
+            assert inner.environ["LIBCUDA_LOG_LEVEL"] == "2"
+        with shell.session(TWO, QUIET, limits=limits, with_torch=False) as inner:
+            assert inner.environ["LD_PRELOAD"] == f"{preload} /usr/lib/libother.so"
+            region = inner.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+            assert region != outer.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+
+
 def test_what_a_killed_session_left_goes_and_what_is_in_use_stays(scratch):
     left = scratch / "vgpu-card-left"
     left.mkdir()

@@ -325,7 +325,11 @@ def test_books_of_an_emulated_card(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     state = card.read(folder / "state")
     used = (5000, 7000)
     told = dataclasses.replace(
-        state, slots=tuple(dataclasses.replace(s, busy_ns=used[s.index]) for s in state.slots)
+        state,
+        slots=tuple(
+            dataclasses.replace(s, busy_ns=used[s.index], swapped_bytes=s.index * 9)
+            for s in state.slots
+        ),
     )
     monkeypatch.setattr(card, "read", lambda _: told)
     assert card_book(root, uuid) == dataclasses.replace(book, clock="sharing"), "nobody lives"
@@ -344,6 +348,7 @@ def test_books_of_an_emulated_card(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert os.read(ready[0], 1) == b"1"
         found = card_book(root, uuid)
         assert found is not None and found.busy_ns == {child: 7000}
+        assert found.swapped_bytes == {child: 9}
     finally:
         os.close(wait[1])
         os.waitpid(child, 0)
