@@ -236,7 +236,7 @@ def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
         raise DeployError(
             f"no scheduler runs in namespace {namespace}", hint="deploy the stack first"
         )
-    pod = pods[-1] if len(pods) == 1 else _leader(kube, namespace, pods)
+    pod = leading(kube, namespace, pods)
     try:
         answer = json.loads(kube.pod_proxy(namespace, pod, names.PORT_EXTENDER_OBSERVE, path))
     except (ValueError, ClusterError) as error:
@@ -251,9 +251,13 @@ def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
     return answer
 
 
-def _leader(kube: Kube, namespace: str, pods: Sequence[str]) -> str:
-    """Return the pod whose scheduler holds the lease: the others promise nothing, and know
-    of no pod that was refused. Where none does, the newest."""
+def leading(kube: Kube, namespace: str, pods: Sequence[str]) -> str:
+    """Return that of the scheduler's pods which holds the lease; without one the newest.
+
+    The others promise nothing, and know of no pod that was refused.
+    """
+    if len(pods) == 1:
+        return pods[0]
     lease = kube.find("coordination.k8s.io/v1", "Lease", SCHEDULER, namespace) or {}
     holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
     # kube-scheduler calls itself <host>_<uuid>, and a pod's host is its name.

@@ -8,6 +8,7 @@ from typing import Any
 
 from testbed.errors import DeployError, TestbedError
 from testbed.lab.deploy.common import MONITOR, NAME, SCHEDULER
+from testbed.lab.deploy.samples import leading
 from testbed.lab.kube import Kube
 from testbed.lab.top.model import NodeAnswer, Pending, View, node_answer, view
 from testbed.stack import names
@@ -83,7 +84,9 @@ def _ledger(kube: Kube, stack: str, problems: list[str]) -> dict[str, Any] | Non
         problems.append("extender: it does not run")
         return None
     try:
-        data = kube.pod_proxy(stack, pods[-1], names.PORT_EXTENDER_OBSERVE, "/debug/ledger")
+        data = kube.pod_proxy(
+            stack, leading(kube, stack, pods), names.PORT_EXTENDER_OBSERVE, "/debug/ledger"
+        )
         found: dict[str, Any] = json.loads(data)
         return found
     except (TestbedError, ValueError) as error:
