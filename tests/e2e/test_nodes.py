@@ -270,6 +270,17 @@ def test_a_pod_that_waits_is_explained_and_the_advice_holds(nodes, space):
     assert f"{SIZES[T4]:,} MiB free of the 50,000 MiB asked" in waiting.says
     what = [remedy.what for remedy in waiting.remedies]
     assert what == [f"it asked for at most {SIZES[T4]:,} MiB", "it asked for 8 cards"]
+    # Events expire, and what is known of the pod does not.
+    kube = nodes.kube
+    told = {each["reason"] for each in kube.list("v1", "Event", space)}
+    assert "FailedScheduling" in told
+    for each in kube.list("v1", "Event", space):
+        kube.delete("v1", "Event", each["metadata"]["name"], space)
+    later = explain(gather(kube, "many", space))
+    assert (later.says, later.counts, later.remedies) == (
+        waiting.says, waiting.counts, waiting.remedies,
+    )  # fmt: skip
+    assert later.refused is not None and later.refused.attempts >= 1
     submit("fewer", SIZES[T4])
     _, cards = looked(nodes, space, "fewer")
     assert len(cards) == 9
