@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from typer.main import get_command
 
+from testbed.cli.main import app
 from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
 from testbed.lab.doctor import Finding
 from testbed.lab.explain.model import Ask, Explanation, Lack, NodeRoom, Remedy, Room
@@ -44,6 +48,24 @@ PRINTED = {
     "limits: region: devices: compute": ComputeUse,
     "limits: region: processes": Process,
 }
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
+    """Yield each command's name, and whether it takes ``-o``."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), any("-o" in p.opts for p in command.params)
+
+
+@pytest.mark.parametrize(("name", "json"), [*commands(get_command(app))])
+def test_the_page_names_every_command_that_prints_json(name: str, json: bool) -> None:
+    assert json == (name not in ("kubectl", "card shell")), "the page says which do not"
+    table = re.findall(r"^\| ([a-z ,]+?)(?::.*)? \|", TEXT, re.MULTILINE)
+    listed = {each.strip() for row in table for each in row.split(",")}
+    others = TEXT.partition("Others:")[2]
+    assert not json or name in listed or re.search(rf"`{name}[` ]", others), "what it prints"
 
 
 @pytest.mark.parametrize("what", PRINTED)
