@@ -54,7 +54,7 @@ class Driver:
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [str(TESTBED), *arguments],
-            cwd=self.home,
+            cwd=ROOT,
             env=self.environment(**more),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

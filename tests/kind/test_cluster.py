@@ -35,7 +35,8 @@ def machine(home, driver):
     """The machine before all of it; afterwards it is as it was."""
     before = listing([driver.state])
     yield
-    assert difference(before, listing([driver.state])) == []
+    told = difference(before, listing([driver.state]))
+    assert not told, "\n".join(told)
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +120,8 @@ def test_each_node_runs_pods_on_its_own_card(docker, tmp_path):
         docker(*kubectl, "delete", "pod", card.lower(), "--now")
 
 
-def test_the_main_job_and_its_control(docker):
-    report = docker.json("run", "co_location/a100-example", "--name", NAME, "--runs", "runs")
+def test_the_main_job_and_its_control(docker, tmp_path):
+    report = docker.json("run", "co_location/a100-example", "--name", NAME, "--runs", str(tmp_path))
     assert report["verdict"] == "pass"
     (record,) = report["cases"]
     assert record["environment"]["provider"] == "kind"
@@ -250,14 +251,14 @@ def in_space(space: Path) -> list[str]:
     return found
 
 
-def test_podman(driver):
+def test_podman(driver, tmp_path):
     name = f"{NAME}p"
     podman = {"KIND_EXPERIMENTAL_PROVIDER": "podman"}
     try:
         driver("up", "--provider", "kind", "--name", name, **podman)
         assert driver.record(name)["engine"] == "podman"
         # What is up is found without being named again.
-        report = driver.json("run", "memory_cap/two-pods", "--name", name, "--runs", "runs")
+        report = driver.json("run", "memory_cap/two-pods", "--name", name, "--runs", str(tmp_path))
         assert report["verdict"] == "pass"
         done = driver("up", "--name", name, rc=2, KIND_EXPERIMENTAL_PROVIDER="docker")
         assert "it runs in podman, not docker" in done.stderr
