@@ -23,7 +23,5 @@ def told(*, own: bool, made: bool, version_2: bool | None = None) -> list[str]:
     if made:
         lines.append("kernel settings that kubelet writes go to files of its node")
     if own:
-        lines.append(
-            "the engine's forwarding and packet filter are those of a network of its own"
-        )
+        lines.append("the engine's forwarding and packet filter are those of a network of its own")
     return lines
