@@ -9,7 +9,8 @@ from testbed.errors import InputError
 from testbed.lab.images import adaptations as _adaptations
 from testbed.lab.images.model import Image
 
-#: Where the front reads it from, unless the environment variable names another file.
+#: Where the front reads it from, unless the environment variable names another file or
+#: there is one beside the program, called as it is and ended with ``.conf``.
 CONFIG_FILE = "/etc/vgpu-testbed/front.conf"
 CONFIG_VARIABLE = "VGPU_OCI_FRONT_CONFIG"
 

@@ -1,4 +1,6 @@
-/* The front's configuration: a word and its arguments on each line.
+/* The front's configuration: a word and its arguments on each line. It is the file that the
+ * variable VGPU_OCI_FRONT_CONFIG names, else <program>.conf beside the program, else
+ * /etc/vgpu-testbed/front.conf.
  *
  *     # comment
  *     runtime /usr/sbin/runc        the real runtime (required)

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,9 +131,21 @@ static void edit_file(const char *path, bool container, const struct config *con
     free(text);
 }
 
+/* Beside the program and called as it is, ended with .conf: Podman starts its runtime with an
+ * environment of its own. NULL if there is none. */
+static const char *config_beside(void) {
+    static char path[PATH_MAX];
+    static const char end[] = ".conf";
+    ssize_t size = readlink("/proc/self/exe", path, sizeof path - sizeof end);
+    if (size <= 0) return NULL;
+    memcpy(path + size, end, sizeof end);
+    return access(path, F_OK) == 0 ? path : NULL;
+}
+
 static void read_config(struct config *config) {
     const char *path = getenv(CONFIG_VARIABLE);
-    if (!path || !*path) path = CONFIG_FILE;
+    if (!path || !*path) path = config_beside();
+    if (!path) path = CONFIG_FILE;
     size_t length;
     mode_t mode;
     char *text = read_file(path, &length, &mode), why[256];

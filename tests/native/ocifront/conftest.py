@@ -68,6 +68,8 @@ class Front:
     program: Path
     folder: Path
     prefix: list[str] = field(default_factory=list)
+    #: Whether the variable names the configuration.
+    named: bool = True
 
     def __post_init__(self) -> None:
         self.bundle.mkdir()
@@ -109,7 +111,7 @@ class Front:
             [*self.prefix, str(self.program), *arguments],
             env={
                 "PATH": os.environ["PATH"],
-                "VGPU_OCI_FRONT_CONFIG": str(self.config),
+                "VGPU_OCI_FRONT_CONFIG": str(self.config) if self.named else "",
                 "TEST_BUNDLE": str(self.bundle),
                 "TEST_CALL": str(self.folder / "call.json"),
                 # A process that execs or exits holds its memory on purpose.

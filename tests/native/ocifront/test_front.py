@@ -274,6 +274,26 @@ def test_missing_configuration(front: Front) -> None:
     assert str(front.config) in refused_text(front)
 
 
+def test_configuration_beside_the_program(front: Front) -> None:
+    """For engines that start their runtime with an environment of their own."""
+    front.program = Path(shutil.copy(front.program, front.folder / "my-front"))
+    front.config.rename(front.folder / "my-front.conf")
+    front.named = False
+    front.spec(spec())
+    assert front.create().returncode == 7
+
+    front.configure(runtime=Path("/nonexistent/runc"))
+    front.named = True
+    assert "cannot start /nonexistent/runc" in front.create().stderr, "the variable goes first"
+
+
+def test_configuration_of_the_machine_is_the_last_resort(front: Front) -> None:
+    if Path("/etc/vgpu-testbed/front.conf").exists():
+        pytest.skip("this machine has one")
+    front.named = False
+    assert "cannot open /etc/vgpu-testbed/front.conf: No such file" in refused(front)
+
+
 def refused_text(front: Front) -> str:
     front.log.unlink(missing_ok=True)
     return refused(front)
