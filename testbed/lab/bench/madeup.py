@@ -123,7 +123,7 @@ def mixed(number: int, rng: random.Random) -> dict[str, Any]:
 
 def unfit(number: int, _rng: random.Random) -> dict[str, Any]:
     """Return a pod that fits nowhere: more memory than any card has left."""
-    return asking(f"unfit-{number}", [_limits(81_000 + number % 5, 10)])
+    return asking(f"unfit-{number}", [_limits(82_000 + number % 5, 10)])
 
 
 CASES = {"simple": simple, "mixed": mixed, "unfit": unfit}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
@@ -23,7 +25,8 @@ from testbed.stack.extender.wire import (
     PreemptResult,
 )
 from testbed.stack.model import PodKey
-from testbed.stack.placement.decide import Offer, decide
+from testbed.stack.placement.decide import decide
+from testbed.stack.placement.offer import Offer
 from testbed.stack.placement.preempt import Plan, Victim, on_node
 from testbed.stack.placement.preempt import plan as plan_
 from testbed.stack.placement.quota import Amount
@@ -72,17 +75,16 @@ def refused(state: State) -> str:
 
 
 def _filter(state: State, args: FilterArgs) -> Filtered:
-    pod: dict[str, Any] = args.Pod or {}
+    pod, offer = args.Pod, args.offer
     key = pod_key(pod)
-    if bytes(args.NodeNames) == b"null":
+    if offer is None:
         if bytes(args.Nodes) == b"null":
             raise InputError("the scheduler sent neither NodeNames nor Nodes")
         return Filtered(result=simulate(state, pod, args.Nodes), pod=key)
-    offer = Offer(bytes(args.NodeNames))
     request = pod_request(pod, state.config)
     spec = pod.get("spec") or {}
     if not request.asks:
-        return Filtered(result=FilterResult(NodeNames=args.NodeNames), pod=key)
+        return Filtered(result=FilterResult(NodeNames=msgspec.Raw(offer.raw)), pod=key)
     scheduler = spec.get("schedulerName") or state.config.schedulerName
     if scheduler != state.config.schedulerName:
         raise InputError(
@@ -114,7 +116,7 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
     if choice is not None:
         state.reserve(key, choice, request.kinds, priority)
         return Filtered(result=FilterResult(NodeNames=[choice.node]), pod=key)
-    reasons = explain(state.ledger, request, offer.names, room)
+    reasons = explain(state.ledger, request, offer, room)
     plan = None
     if kept is not None and kept.victims:
         state.renominate(kept)
@@ -122,7 +124,7 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
         plan = _plan(state, request, offer, priority, room)
         if plan is not None:
             state.nominate(key, plan, request.kinds, priority)
-    state.waiting.refused(key, state.clock(), request, reasons.counts, offer.names)
+    state.waiting.refused(key, state.clock(), request, reasons.counts, offer)
     return Filtered(
         plan=plan,
         result=FilterResult(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
@@ -12,12 +11,11 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from testbed.errors import ClusterError, CodecError, InputError
 from testbed.stack import names
-from testbed.stack.extender import debug
+from testbed.stack.extender import debug, memory
 from testbed.stack.extender.api import Api, ApiError
 from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.follow import Follower
@@ -35,6 +33,7 @@ from testbed.stack.extender.wire import (
     decode_filter,
     decode_preempt,
 )
+from testbed.stack.extender.wire import encode as _encode
 from testbed.stack.model import PodKey
 from testbed.stack.placement.preempt import Plan
 
@@ -51,7 +50,6 @@ _LINES = 500
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Report = Callable[[PodKey, str, str], bool]
-_encode = msgspec.json.Encoder().encode
 
 
 class Extender:
@@ -104,6 +102,7 @@ class Extender:
         """Follow the cluster, expire what is over, write events; until cancelled."""
         state = self.state
         begun = state.clock()
+        memory.before_lists()
         state.quotas_synced = False
 
         def nodes_synced() -> None:
@@ -127,9 +126,7 @@ class Extender:
                 "read %d nodes with %d cards and %d pods with shares in %.2f s",
                 len(state.ledger.nodes()), cards, len(state.bound), state.load_s,
             )  # fmt: skip
-            # What was read stays; collections need not look at it again.
-            gc.collect()
-            gc.freeze()
+            memory.after_lists()
 
         nodes = Follower(
             self._api,

@@ -21,7 +21,7 @@ PPM = 1_000_000
 #: Larger than every fullness, small enough for the sum of a node's cards.
 _NEVER = np.int64(1) << 56
 #: NUMA nodes that are told apart; a machine with more has them counted together.
-_NUMA_NODES = 64
+NUMA_NODES = 64
 #: Sets of cards that are looked at one by one: all of eight among sixteen. A wider
 #: node's best links are found step by step, each time the card that adds most.
 _MOST_SETS = 13_000
@@ -75,7 +75,7 @@ def choose(
     enough: Mask = count_true(fits) >= count
     cost = -full if policy.fullest else full
     if policy.tie:
-        cost = cost * (4 * _NUMA_NODES) + _numa_rank(fits, count, numa)
+        cost = cost * (4 * NUMA_NODES) + _numa_rank(fits, count, numa)
     if not (policy.group or bound_to_numa):
         return _pick(fits, count, cost, links)[0], enough
     group, there = _best_group(fits, count, cost, numa, links)
@@ -98,7 +98,7 @@ def numa_groups(fits: Mask, count: int, numa: Numbers) -> Mask:
 def _numa_rank(fits: Mask, count: int, numa: Numbers) -> Numbers:
     """Return an order of equal cards: NUMA nodes that hold the whole container first."""
     held = numa_groups(fits, count, numa)
-    rank: Numbers = np.clip(numa, 0, _NUMA_NODES - 1) + np.where(held, 0, _NUMA_NODES)
+    rank: Numbers = np.clip(numa, 0, NUMA_NODES - 1) + np.where(held, 0, NUMA_NODES)
     return rank
 
 

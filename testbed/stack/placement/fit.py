@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.stack.model import Constraint, PodShares, Request, Share
-from testbed.stack.placement.choose import PPM, choose, fullness, numa_groups
+from testbed.stack.placement.choose import choose, fullness, numa_groups
 from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.ledger import Floats, Ledger, Mask, Numbers, Rows, count_true
+from testbed.stack.placement.quantities import INT32_MAX
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 from testbed.stack.policy import CardPolicy, card_policy
@@ -80,24 +82,23 @@ def allowed(ledger: Ledger, pod: PodRequest, rows: Rows | slice) -> Mask | None:
 def type_mask(ledger: Ledger, pod: PodRequest, rows: Rows | slice) -> Mask | None:
     """Return the cards of the pod's vendor and of a wanted type (case-insensitive part
     of the model's name); None means all."""
-    by_vendor = _vendor_mask(ledger, pod, rows)
-    by_model = _model_mask(ledger, pod.constraint, rows)
-    if by_vendor is None or by_model is None:
-        return by_model if by_vendor is None else by_vendor
-    return by_vendor & by_model
-
-
-def _vendor_mask(ledger: Ledger, pod: PodRequest, rows: Rows | slice) -> Mask | None:
+    constraint, vendor = pod.constraint, pod.vendor
     known = ledger.vendor_ids()
-    if list(known) == [pod.vendor]:
+    typed = bool(constraint.use_types or constraint.nouse_types)
+    if not typed and vendor in known and len(known) == 1:
         return None
-    mask: Mask = ledger.vendor[rows] == known.get(pod.vendor, -1)
+    mask: Mask = ledger.remembered(
+        ("type", vendor, constraint.use_types, constraint.nouse_types),
+        lambda: _of_type(ledger, constraint, known.get(vendor, -1)),
+    )[rows]
     return mask
 
 
-def _model_mask(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> Mask | None:
+def _of_type(ledger: Ledger, constraint: Constraint, vendor: int) -> Mask:
+    rows = slice(0, ledger.size)
+    mask: Mask = ledger.vendor[rows] == vendor
     if not constraint.use_types and not constraint.nouse_types:
-        return None
+        return mask
     models = [model.lower() for model in ledger.models()]
     use = [word.lower() for word in constraint.use_types]
     nouse = [word.lower() for word in constraint.nouse_types]
@@ -110,7 +111,7 @@ def _model_mask(ledger: Ledger, constraint: Constraint, rows: Rows | slice) -> M
         or [False],
         np.bool_,
     )
-    mask: Mask = wanted[ledger.model[rows]]
+    mask &= wanted[ledger.model[rows]]
     return mask
 
 
@@ -161,31 +162,60 @@ def left_of(ledger: Ledger, rows: Rows | slice) -> Left:
 
 def mutex_of(pod: PodRequest, request: Request) -> bool:
     """Tell whether a container takes only cards that nobody uses."""
-    return _policy(pod.card_policy).mutex or request.core_pct >= EXCLUSIVE_PCT
+    return policy_of(pod.card_policy).mutex or request.core_pct >= EXCLUSIVE_PCT
 
 
 def may_fit(ledger: Ledger, pod: PodRequest) -> Mask:
     """Return, for every row, whether each container on its own finds its cards."""
     rows = slice(0, ledger.size)
-    usable = ledger.open[rows]
     accepted = allowed(ledger, pod, rows)
-    if accepted is not None:
-        usable = usable & accepted
+    together = _together(pod)
+    mutex = len(together) > 1 and policy_of(pod.card_policy).mutex
     result: Mask | None = None
-    for request in dict.fromkeys(r for r in pod.containers if r.count):
-        need: Numbers | int = request.mem_mib or 0
+    alone: Mask | None = None  # under mutex: cards that take any of the containers
+    for request, at_once in together.items():
+        need: NDArray[np.int32] | int = min(request.mem_mib or 0, INT32_MAX)
         if request.mem_mib is None:
-            need = memory_need(request, ledger.mem_total[rows])
-        fits: Mask = usable & (ledger.mem_free[rows] >= need)
+            need = _percent_need(ledger, request.mem_pct or 0)
+        fits: Mask = ledger.mem_open[rows] >= need
+        if accepted is not None:
+            fits &= accepted
         if request.core_pct > 1:
-            fits &= ledger.core_free[rows] >= request.core_pct
+            fits &= ledger.core_open[rows] >= request.core_pct
+        count = request.count
         if mutex_of(pod, request):
             fits &= ledger.slots_free[rows] == ledger.slots_total[rows]
+            count = max(count, at_once)  # each takes cards of its own
         if pod.constraint.numa_bind and request.count > 1:
             fits = numa_groups(fits, request.count, ledger.numa[rows])
-        found = _enough(fits, request.count)
+        found = _enough(fits, count)
         result = found if result is None else result & found
+        if mutex:
+            alone = fits if alone is None else alone | fits
+    if result is not None and alone is not None:
+        result &= _enough(alone, sum(together.values()))
     return np.ones(ledger.size, np.bool_) if result is None else result
+
+
+def _together(pod: PodRequest) -> dict[Request, int]:
+    """Return the pod's distinct requests, each with how many cards all containers take
+    that live as long as the pod and ask for the same."""
+    found: dict[Request, int] = {}
+    for request, kind in zip(pod.containers, pod.kinds, strict=True):
+        if request.count:
+            lasting = 0 if kind is Kind.INIT else request.count
+            found[request] = found.get(request, 0) + lasting
+    return found
+
+
+def _percent_need(ledger: Ledger, percent: int) -> NDArray[np.int32]:
+    """Return what a percentage of each card's memory is, MiB (rounded down)."""
+
+    def make() -> NDArray[np.int32]:
+        need = ledger.mem_total[: ledger.size] * percent // 100
+        return np.minimum(need, INT32_MAX).astype(np.int32)
+
+    return ledger.remembered(("percent", percent), make)
 
 
 def _enough(fits: Mask, count: int) -> Mask:
@@ -194,61 +224,6 @@ def _enough(fits: Mask, count: int) -> Mask:
         return some
     enough: Mask = count_true(fits) >= count
     return enough
-
-
-def place_one(ledger: Ledger, pod: PodRequest, row: int) -> PodShares | None:
-    """Place a pod with one asking container on one row, as ``place`` does; None if it
-    does not fit there.
-
-    Plain numbers: on eight cards numpy's calls cost more than the work. Only for pods
-    whose cards neither NUMA nodes nor links decide.
-    """
-    (position,) = (i for i, r in enumerate(pod.containers) if r.count)
-    request, weigh, policy = pod.containers[position], pod.weights, _policy(pod.card_policy)
-    where = np.array([row], np.int64)
-    wanted = allowed(ledger, pod, where)
-    cards = ledger.cards_of(ledger.name_of(row))
-    usable = ledger.open[row].tolist()
-    if wanted is not None:
-        usable = [a and b for a, b in zip(usable, wanted[0].tolist(), strict=True)]
-    slots, mem = ledger.slots_free[row].tolist(), ledger.mem_free[row].tolist()
-    core, alone = ledger.core_free[row].tolist(), mutex_of(pod, request)
-    keys = []
-    for column, card in enumerate(cards):
-        need = request.mem_mib
-        if need is None:
-            need = card.mem_mib * (request.mem_pct or 0) // 100
-        if not usable[column] or mem[column] < need or core[column] < request.core_pct:
-            continue
-        if alone and slots[column] != card.slots:
-            continue
-        full = (
-            weigh.slot * ((card.slots - slots[column] + 1) * PPM // max(card.slots, 1))
-            + weigh.core
-            * ((card.core_pct - core[column] + request.core_pct) * PPM // max(card.core_pct, 1))
-            + weigh.memory * ((card.mem_mib - mem[column] + need) * PPM // max(card.mem_mib, 1))
-        )
-        keys.append((-full if policy.fullest else full, column, need))
-    if len(keys) < request.count:
-        return None
-    keys.sort()
-    chosen = sorted((column, need) for _, column, need in keys[: request.count])
-    shares = tuple(
-        Share(
-            uuid=cards[column].uuid,
-            vendor=cards[column].vendor,
-            mem_mib=need,
-            core_pct=request.core_pct,
-        )
-        for column, need in chosen
-    )
-    return tuple(shares if i == position else () for i in range(len(pod.containers)))
-
-
-def decided_by_fullness(pod: PodRequest) -> bool:
-    """Tell whether neither NUMA nodes nor links have a say in a pod's cards."""
-    policy = _policy(pod.card_policy)
-    return not (pod.constraint.numa_bind or policy.group or policy.tie or policy.linked)
 
 
 def place(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount = UNBOUNDED) -> Placement:
@@ -263,7 +238,7 @@ def place(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount = UNBOUNDED)
         rows: Which nodes.
         room: What its namespace's quota leaves it.
     """
-    policy = _policy(pod.card_policy)
+    policy = policy_of(pod.card_policy)
     usable = ledger.usable[rows]
     accepted = allowed(ledger, pod, rows)
     if accepted is not None:
@@ -319,7 +294,8 @@ def place(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount = UNBOUNDED)
 
 
 @lru_cache(maxsize=64)
-def _policy(text: str) -> CardPolicy:
+def policy_of(text: str) -> CardPolicy:
+    """Return a pod's card policy, taken apart."""
     return card_policy(text)
 
 

@@ -13,7 +13,7 @@ wrote a promise twice or released it twice changes nothing (HAMi #1966, volcano 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from testbed.stack.model import MODE_HAMI_CORE, Card
 from testbed.stack.placement.effective import Charge
+from testbed.stack.placement.offer import Index
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -30,6 +31,9 @@ Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _WORD = 8  # cards in one 64-bit word of booleans
+_INT16, _INT32 = np.iinfo(np.int16), np.iinfo(np.int32)
+#: Arrays that are remembered of what cards are; each is as large as a grid.
+_REMEMBERED = 32
 
 
 def count_true(cards: Mask) -> Numbers:
@@ -76,6 +80,8 @@ class Ledger:
         self._by_node: dict[str, list[str]] = {}  # few pods: a set needs ten times as much
         self._cordoned: dict[str, frozenset[str]] = {}
         self._links: dict[int, dict[str, Mapping[str, int]]] = {}
+        self._remembered: dict[Hashable, NDArray[Any]] = {}
+        self._index: Index | None = None
         self._books = True
         self._allocate()
 
@@ -115,6 +121,7 @@ class Ledger:
             self._links[row] = dict(links)
         for column, card in enumerate(ordered):
             self._write_card(row, column, card, card.uuid in self._cordoned[name])
+        self._remembered.clear()
         self._recount(row)
 
     def remove_node(self, name: str) -> None:
@@ -124,6 +131,7 @@ class Ledger:
             return
         self._clear_row(row)
         self._cordoned.pop(name, None)
+        self._index = None
         self._names[row], self._quoted[row] = "", b""
         self._free_rows.append(row)
 
@@ -154,6 +162,22 @@ class Ledger:
         """Return the node's name as it stands in JSON: names hold no escapes."""
         return self._quoted[row]
 
+    def all_quoted(self) -> NDArray[np.object_]:
+        """Return what ``quoted`` does of every row, as an array."""
+
+        def make() -> NDArray[np.object_]:
+            found: NDArray[np.object_] = np.empty(len(self._quoted), np.object_)
+            found[:] = self._quoted
+            return found
+
+        return self.remembered("quoted", make)
+
+    def index(self) -> Index:
+        """Return what finds the rows of many names."""
+        if self._index is None:
+            self._index = Index(self._quoted)
+        return self._index
+
     def cards_of(self, name: str) -> tuple[Card, ...]:
         """Return the node's cards in the order of their index."""
         row = self._row.get(name)
@@ -173,6 +197,24 @@ class Ledger:
     def vendor_ids(self) -> dict[str, int]:
         """Return the ids in ``vendor`` by the vendors' words."""
         return self._vendors
+
+    def remembered(self, key: Hashable, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+        """Return what was made for a key before, while no node has changed since.
+
+        For grids that follow from what cards are and not from what is free of them:
+        requests of a cluster ask for the same few types and percentages again and again.
+
+        Args:
+            key: Of everything that the grid depends on.
+            make: Makes it, for ``size`` rows; not to be changed afterwards.
+        """
+        found = self._remembered.get(key)
+        if found is None:
+            found = make()
+            if len(self._remembered) >= _REMEMBERED:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[key] = found
+        return found
 
     # --- promises --------------------------------------------------------
 
@@ -314,6 +356,10 @@ class Ledger:
         self.usable: Mask = np.zeros(grid, np.bool_)  # the four above at once
         #: Usable, with a slot and some cores left: what every request needs.
         self.open: Mask = np.zeros(grid, np.bool_)
+        #: Free memory and cores of open cards, -1 of others: small, since every request
+        #: looks at all of them.
+        self.mem_open: NDArray[np.int32] = np.full(grid, -1, np.int32)
+        self.core_open: NDArray[np.int16] = np.full(grid, -1, np.int16)
         #: Sums of a row, for the node's score: used and total of slots, memory, cores.
         self.used: Numbers = np.zeros((self._capacity, 3), np.int64)
         self.total: Numbers = np.zeros((self._capacity, 3), np.int64)
@@ -324,6 +370,7 @@ class Ledger:
     _GRIDS = (
         "slots_free", "slots_total", "mem_free", "mem_total", "core_free", "core_total",
         "model", "numa", "vendor", "present", "healthy", "cordon", "shareable", "usable", "open",
+        "mem_open", "core_open",
     )  # fmt: skip
 
     def _resize(self, capacity: int, width: int) -> None:
@@ -350,6 +397,7 @@ class Ledger:
             self._names.append("")
             self._quoted.append(b"")
             self._cards.append(())
+        self._index = None
         self._names[row] = name
         self._quoted[row] = b'"' + name.encode() + b'"'
         self._row[name] = row
@@ -365,8 +413,10 @@ class Ledger:
                 del self._places[card.uuid]
         self._cards[row] = ()
         self._links.pop(row, None)
+        self._remembered.clear()
         for name in self._GRIDS:
             getattr(self, name)[row] = 0
+        self.mem_open[row] = self.core_open[row] = -1
         self.used[row] = 0
         self.total[row] = 0
         self.inverse[row] = 0
@@ -411,24 +461,38 @@ class Ledger:
     def _derive(self, rows: int | slice) -> None:
         """Compute what follows from the free values of a row, or of some."""
         self.grade[rows] = (self.used[rows] * self.inverse[rows]).sum(axis=-1)
-        self.open[rows] = (
-            self.usable[rows] & (self.slots_free[rows] > 0) & (self.core_free[rows] > 0)
-        )
+        mem, core = self.mem_free[rows], self.core_free[rows]
+        open_ = self.usable[rows] & (self.slots_free[rows] > 0) & (core > 0)
+        self.open[rows] = open_
+        self.mem_open[rows] = np.where(open_, np.clip(mem, -1, _INT32.max), -1)
+        self.core_open[rows] = np.where(open_, np.minimum(core, _INT16.max), -1)
 
     def _book(self, held: _Held, sign: int) -> None:
         row = self._row.get(held[0])
         if row is None:
             return
-        slots, mem, core = 0, 0, 0
-        for uuid, of_slots, of_mem, of_core in _charges(held):
+        taken = [0, 0, 0]
+        for uuid, slots, mem, core in _charges(held):
             for place in self._places.get(uuid, ()):
                 if place[0] == row:
-                    self.slots_free[place] -= sign * of_slots
-                    self.mem_free[place] -= sign * of_mem
-                    self.core_free[place] -= sign * of_core
-                    slots += of_slots
-                    mem += of_mem
-                    core += of_core
-        if slots or mem or core:
-            self.used[row] += (sign * slots, sign * mem, sign * core)
-            self._derive(row)
+                    self._take(place, sign * slots, sign * mem, sign * core)
+                    taken[0] += sign * slots
+                    taken[1] += sign * mem
+                    taken[2] += sign * core
+        if any(taken):
+            self.used[row] += taken
+            slots, mem, core = (self.used[row] * self.inverse[row]).tolist()
+            self.grade[row] = slots + mem + core  # in the order in which numpy adds
+
+    def _take(self, place: tuple[int, int], slots: int, mem: int, core: int) -> None:
+        """Take from a card, and derive what follows of it: plain numbers, since numpy's
+        calls on a row cost more than the work."""
+        slots_left = int(self.slots_free[place]) - slots
+        mem_left = int(self.mem_free[place]) - mem
+        core_left = int(self.core_free[place]) - core
+        self.slots_free[place], self.mem_free[place] = slots_left, mem_left
+        self.core_free[place] = core_left
+        open_ = bool(self.usable[place]) and slots_left > 0 and core_left > 0
+        self.open[place] = open_
+        self.mem_open[place] = max(-1, min(mem_left, _INT32.max)) if open_ else -1
+        self.core_open[place] = min(core_left, _INT16.max) if open_ else -1

@@ -6,8 +6,10 @@ the count of cards for each, such as ``2/8 CardInsufficientMemory, 6/8 CardTypeM
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ from testbed.stack.model import Request
 from testbed.stack.placement.choose import numa_groups
 from testbed.stack.placement.fit import EXCLUSIVE_PCT, memory_need, place, type_mask, uuid_mask
 from testbed.stack.placement.ledger import Ledger, Mask, Rows, count_true
+from testbed.stack.placement.offer import Offer
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 from testbed.stack.policy import card_policy
@@ -40,29 +43,112 @@ TOGETHER = "AllocatedCardsInsufficientRequest"
 _UNRESOLVABLE = {HEALTH, CORDON, MODE, TYPE, UUID}
 
 
+class NodeTexts(Mapping[str, str]):
+    """A text for each of some nodes, of which thousands share a handful of texts.
+
+    Args:
+        names: The nodes.
+        quoted: Their names as they stand in JSON, in the same order.
+        texts: The texts.
+        which: For each node the position of its text.
+        at: Positions of the nodes that are meant; all without it.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        quoted: list[bytes],
+        texts: list[str],
+        which: Rows,
+        at: Rows | None = None,
+    ) -> None:
+        self._names, self._quoted, self._texts = names, quoted, texts
+        self._which, self._at = which, at
+        self._dict: dict[str, str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._which if self._at is None else self._at)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made())
+
+    def __getitem__(self, name: str) -> str:
+        return self._made()[name]
+
+    def _made(self) -> dict[str, str]:
+        if self._dict is None:
+            at = range(len(self._which)) if self._at is None else self._at.tolist()
+            which = self._which.tolist()
+            self._dict = {self._names[i]: self._texts[which[i]] for i in at}
+        return self._dict
+
+    def json(self) -> bytes:
+        """Return the map as JSON, the nodes of one text together."""
+        parts = []
+        which = self._which if self._at is None else self._which[self._at]
+        order = np.argsort(which, kind="stable")
+        begin = 0
+        quoted = self._quoted
+        for number, count in enumerate(np.bincount(which, minlength=len(self._texts)).tolist()):
+            if count:
+                some = order[begin : begin + count]
+                begin += count
+                some = some if self._at is None else self._at[some]
+                text = b":" + msgspec.json.encode(self._texts[number])
+                parts.append((text + b",").join([quoted[i] for i in some.tolist()]) + text)
+        return b"{" + b",".join(parts) + b"}"
+
+
 @dataclass(slots=True)
 class Reasons:
     """Texts by node; ``unresolvable`` holds those that no preemption can mend, ``counts``
     how many nodes have each text."""
 
-    failed: dict[str, str] = field(default_factory=dict)
-    unresolvable: dict[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unresolvable: Mapping[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UNBOUNDED) -> Reasons:
+def explain(
+    ledger: Ledger, pod: PodRequest, names: Sequence[str], room: Amount = UNBOUNDED
+) -> Reasons:
     """Return a reason for every name.
 
     A node is explained by the first container that finds no cards on its own; where
     each would, they do not fit together. Thousands of nodes share a handful of texts,
-    so each text is made once (``which`` is a node's text).
+    so each text is made once (``which`` is a node's text). Where most nodes are asked
+    about all are looked at, in the order of the ledger: to gather some takes longer.
     """
+    offer = names if isinstance(names, Offer) else Offer.of(names)
+    found = offer.rows(ledger)
+    if 2 * len(found) > ledger.size:
+        texts, final, of_row = _texts(ledger, pod, slice(0, ledger.size), room)
+        which = np.where(found >= 0, of_row.take(found), 0) if len(of_row) else found * 0
+    else:
+        known = np.flatnonzero(found >= 0)
+        texts, final, of_row = _texts(ledger, pod, found[known], room)
+        which = np.zeros(len(found), np.int64)
+        which[known] = of_row
+    quoted = offer.quoted(ledger, found)
+    lost = np.flatnonzero(np.array(final)[which])
+    return Reasons(
+        failed=NodeTexts(offer, quoted, texts, which),
+        unresolvable=NodeTexts(offer, quoted, texts, which, lost),
+        counts=_counts(texts, which),
+    )
+
+
+def _texts(
+    ledger: Ledger, pod: PodRequest, where: Rows | slice, room: Amount
+) -> tuple[list[str], list[bool], Rows]:
+    """Return texts, for which of them no preemption can help, and the text of each row."""
     texts, final = [NO_CARDS], [True]
-    rows = ledger.rows_of(names)
-    which = np.zeros(len(names), np.int64)
-    open_ = np.flatnonzero(rows >= 0)  # positions without a text so far
+    rows = np.arange(ledger.size) if isinstance(where, slice) else where
+    which = np.zeros(len(rows), np.int64)
+    open_ = np.arange(len(rows))  # positions without a text so far
     for request in dict.fromkeys(r for r in pod.containers if r.count):
-        lacking, lines = _refused(ledger, pod, request, rows[open_])
+        part = where if len(open_) == len(rows) else rows[open_]
+        lacking, lines = _refused(ledger, pod, request, part)
         distinct, group = _distinct(lines.codes[lacking])
         which[open_[lacking]] = len(texts) + group
         for line in distinct:
@@ -77,13 +163,7 @@ def explain(ledger: Ledger, pod: PodRequest, names: list[str], room: Amount = UN
             which[open_[rest & (totals == total)]] = len(texts)
             texts.append(f"{total}/{total} {word}")
             final.append(False)
-    mine = list(map(texts.__getitem__, which.tolist()))
-    lost_for_good = np.flatnonzero(np.array(final)[which]).tolist()
-    return Reasons(
-        failed=dict(zip(names, mine, strict=True)),
-        unresolvable={names[i]: mine[i] for i in lost_for_good},
-        counts=_counts(texts, which),
-    )
+    return texts, final, which
 
 
 def _counts(texts: list[str], which: NDArray[np.int64]) -> dict[str, int]:
@@ -110,7 +190,9 @@ class _Lines:
     words: list[str]
 
 
-def _refused(ledger: Ledger, pod: PodRequest, request: Request, rows: Rows) -> tuple[Mask, _Lines]:
+def _refused(
+    ledger: Ledger, pod: PodRequest, request: Request, rows: Rows | slice
+) -> tuple[Mask, _Lines]:
     """Return the rows where one container finds too few cards, and why, card by card."""
     words: list[str] = ["", "fits"]
     codes = np.where(ledger.present[rows], 1, 0).astype(np.int8)
@@ -154,7 +236,7 @@ def _text(words: list[str], request: Request) -> tuple[str, bool]:
 
 
 def _conditions(
-    ledger: Ledger, pod: PodRequest, request: Request, rows: Rows
+    ledger: Ledger, pod: PodRequest, request: Request, rows: Rows | slice
 ) -> list[tuple[str, Mask]]:
     """Return the refusals in the order in which the first one counts."""
     conditions: list[tuple[str, Mask]] = [

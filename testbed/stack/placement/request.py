@@ -14,10 +14,12 @@ from testbed import units
 from testbed.errors import InputError
 from testbed.stack import names, policy
 from testbed.stack.config import DeviceConfig
-from testbed.stack.devices.vendor import Vendor, vendors
+from testbed.stack.devices.vendor import Vendor, resource_names, vendors
 from testbed.stack.model import NO_REQUEST, VENDOR_NVIDIA, Constraint, Request
 from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.quantities import INT32_MAX, container_name, quantity
+
+_ANY_CARD = Constraint()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,17 @@ def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
     """
     members = list(located_containers(pod))
     annotations = _annotations(pod)
-    _refuse_unsupported(annotations)
     requests = tuple(container_request(member, config, where) for where, _, member in members)
+    if not annotations:
+        _one_vendor(requests, config)
+        return PodRequest(
+            containers=requests,
+            kinds=tuple(kind for _, kind, _ in members),
+            constraint=_ANY_CARD,
+            node_policy=config.nodeSchedulerPolicy,
+            card_policy=config.gpuSchedulerPolicy,
+        )
+    _refuse_unsupported(annotations)
     vendor = _one_vendor(requests, config)
     return PodRequest(
         containers=requests,
@@ -70,7 +81,7 @@ def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
 
 
 def _one_vendor(requests: Sequence[Request], config: DeviceConfig) -> Vendor:
-    words = dict.fromkeys(request.vendor for request in requests if request.count)
+    words = {request.vendor: None for request in requests if request.count}
     if len(words) > 1:
         raise InputError(
             f"the pod asks for cards of two vendors, {' and '.join(words)}",
@@ -146,8 +157,23 @@ def container_request(
         InputError: a quantity cannot be used, a share is asked of no card, or cards of
             two vendors are asked for.
     """
-    if not container.get("resources"):
+    resources = container.get("resources")
+    if not resources:
         return NO_REQUEST
+    known, names_ = _requests_known(config)
+    key = _key(resources, names_)
+    found = known.get(key) if key is not None else None
+    if found is not None:
+        return found
+    found = _container_request(container, config, where)
+    if key is not None:
+        if len(known) >= _KEPT:
+            known.clear()
+        known[key] = found
+    return found
+
+
+def _container_request(container: Mapping[str, Any], config: DeviceConfig, where: str) -> Request:
     found = NO_REQUEST
     for vendor in vendors(config):
         request = vendor_request(container, vendor, where)
@@ -161,6 +187,36 @@ def container_request(
             )
         found = request
     return found
+
+
+#: Requests by what was written, of the configuration that was used last: the pods of a
+#: cluster say the same few things again.
+_last: tuple[DeviceConfig, dict[tuple[str | None, ...], Request], tuple[str, ...]] | None = None
+_KEPT = 4096
+
+
+def _requests_known(
+    config: DeviceConfig,
+) -> tuple[dict[tuple[str | None, ...], Request], tuple[str, ...]]:
+    global _last
+    if _last is None or _last[0] is not config:
+        _last = (config, {}, resource_names(config))
+    return _last[1], _last[2]
+
+
+def _key(resources: object, names_: tuple[str, ...]) -> tuple[str | None, ...] | None:
+    """Return what a container says of cards; None where any of it is not text."""
+    if not isinstance(resources, dict):
+        return None
+    said: list[str | None] = []
+    for part in ("limits", "requests"):
+        values = resources.get(part) or {}
+        if not isinstance(values, dict):
+            return None
+        said += map(values.get, names_)
+    if not all(word is None or isinstance(word, str) for word in said):
+        return None  # True would be found as 1
+    return tuple(said)
 
 
 def vendor_request(container: Mapping[str, Any], vendor: Vendor, where: str = "") -> Request:
@@ -208,9 +264,10 @@ def _annotations(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(annotations: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    return tuple(
-        word.strip() for word in str(annotations.get(key) or "").split(",") if word.strip()
-    )
+    given = annotations.get(key)
+    if not given:
+        return ()
+    return tuple(word.strip() for word in str(given).split(",") if word.strip())
 
 
 def _node_policy(annotations: Mapping[str, Any], config: DeviceConfig) -> str:

@@ -40,7 +40,7 @@ def played():
             choice = decide(ledger, request, Offer.of(cluster.names))
             answer = {"NodeNames": [], "FailedNodes": {}}
             if choice is None:
-                answer["FailedNodes"] = explain(ledger, request, cluster.names).failed
+                answer["FailedNodes"] = dict(explain(ledger, request, cluster.names).failed)
             else:
                 answer["NodeNames"] = [choice.node]
                 uid = pod["metadata"]["uid"]

@@ -1,0 +1,97 @@
+"""The rows of many names from their bytes, held against a dictionary."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from testbed.errors import CodecError
+from testbed.stack.model import Card
+from testbed.stack.placement import offer as offer_module
+from testbed.stack.placement.ledger import Ledger
+from testbed.stack.placement.offer import Offer
+
+
+def ledger_of(names):
+    ledger = Ledger()
+    for name in names:
+        ledger.set_node(name, [Card(uuid=f"GPU-{name}", index=0, mem_mib=1000, model="x")])
+    return ledger
+
+
+def some_names(rng, count):
+    """Names of all lengths, many of which begin alike, or end where another goes on."""
+    alphabet = "ab-.0123456789"
+    stems = ["node-", "ip-10-0-", "x", "a" * 60 + "-", "gpu.example.node-"]
+    found = set()
+    while len(found) < count:
+        tail = "".join(rng.choice(alphabet) for _ in range(rng.choice((1, 3, 8, 9, 40))))
+        found.add(rng.choice(stems) + tail)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_are_those_of_the_dictionary(seed, monkeypatch):
+    monkeypatch.setattr(Ledger, "rows_of", lambda *_: pytest.fail("names were looked up"))
+    rng = random.Random(seed)
+    names = some_names(rng, 900)
+    known, strangers = names[::2], names[1::2]
+    ledger = ledger_of(known)
+    for name in known[::7]:
+        ledger.remove_node(name)
+    offered = rng.sample(known, 300) + rng.sample(strangers, 200)
+    offered += [name + "\0" for name in known[1:9]]  # padding is no part of a name
+    offered += [name + "x" * 70 for name in known[1:9]] + ["x", ""]
+    rng.shuffle(offered)
+    expected = [-1 if (row := ledger.row_of(name)) is None else row for name in offered]
+    assert sum(row >= 0 for row in expected) > 200
+    raw = json.dumps([n.replace("\0", "~") for n in offered], separators=(",", ":"))
+    offer = Offer(raw.replace("~", "\0").encode())
+    rows = offer.rows(ledger)
+    assert rows.tolist() == expected
+    assert len(offer) == len(offered)
+
+
+def test_offered_rows_and_names_as_json():
+    names = [f"node-{i:04d}" for i in range(300)]
+    ledger = ledger_of(names[:200])
+    offer = Offer.of(names[100:])
+    assert offer.offered(ledger).tolist() == [False] * 100 + [True] * 100
+    rows = offer.rows(ledger)
+    assert offer.quoted(ledger, rows) == [json.dumps(n).encode() for n in names[100:]]
+    assert np.array_equal(rows, ledger.rows_of(names[100:]))
+
+
+def test_a_list_that_is_written_otherwise_is_decoded():
+    names = [f"node-{i}" for i in range(100)]
+    ledger = ledger_of(names)
+    for text in (
+        json.dumps(names),
+        json.dumps(names, indent=1),
+        json.dumps(names, separators=(",", ":")).replace("node", "\\u006eode"),
+    ):
+        offer = Offer(text.encode())
+        assert offer.rows(ledger).tolist() == list(range(100))
+        assert len(offer) == 100
+    for text in ('["a""b"]', '["a",,"b"]', '["a"]x', "{}", '["a', '["a\\"'):
+        offer = Offer(text.encode())
+        with pytest.raises(CodecError):
+            offer.rows(ledger)
+
+
+def test_an_index_without_a_place_for_each_row_is_not_used(monkeypatch):
+    monkeypatch.setattr(offer_module, "_MOST_TABLES", 0)
+    names = [f"node-{i}" for i in range(100)]
+    ledger = ledger_of(names)
+    assert Offer.of(names).rows(ledger).tolist() == list(range(100))
+
+
+def test_a_name_is_found_at_every_place_of_a_long_list():
+    names = [f"node-{i:05d}" for i in range(3000)]
+    offer = Offer.of(names)  # several windows of the search
+    assert len(offer.raw) > 4 * offer_module._WINDOW
+    assert all(offer.holds(f'"{name}"'.encode()) for name in names)
+    assert not offer.holds(b'"node-0000"')
