@@ -1,8 +1,4 @@
-"""The pytest plugin beside the real pytest-kind, with a stand-in for the program kind.
-
-pytest-kind is GPL-3.0+: it is installed into a folder of its own for these tests and put on
-their sessions' path; nothing here imports it.
-"""
+"""The pytest plugin beside the real pytest-kind, with a stand-in for the program kind."""
 
 from __future__ import annotations
 
@@ -15,22 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.lab import cache, packages
 from testbed.lab.cluster.kind import layout as kind_layout
 from testbed.lab.cluster.kind.record import Record
-from testbed.lab.progress import QuietProgress
+
+from ..pytest_kind_site import site
 
 pytestmark = pytest.mark.timeout(600)  # two sessions of pytest each, on a busy machine
-
-#: Its last release, and the client that it imports; their other needs are here anyway.
-PINS = """\
-pykube-ng==23.6.0 \\
-    --hash=sha256:46de8e17ed87c1a1014667d60e7d94a1f3fa2b8037b41e67d32c28b5869af35d \\
-    --hash=sha256:63f20f634bfcd83966edec32f892286f75dffb817a2c097434ecc039e558ec8f
-pytest-kind==22.11.1 \\
-    --hash=sha256:35fd99e4f94e0374834b5893ee4a95e33ad5dc1c18080356f01fadf21224e830 \\
-    --hash=sha256:ae7a4c753fcbbf9e44a0cc587d5219a0b8b2b1e7bcc9cbe14234f745dd5db681
-"""
 
 #: Keeps clusters in a file, writes kubeconfigs as kind does, and what it was asked.
 KIND = """\
@@ -100,26 +86,6 @@ def test_together(testbed, kind_cluster):
 """
 
 
-@pytest.fixture(scope="session")
-def pytest_kind():
-    """The folder that has pytest-kind."""
-
-    def make(folder, step):
-        pins = folder / "pins.txt"
-        pins.write_text(PINS)
-        packages.install(
-            [],
-            what="pytest-kind cannot be installed",
-            tell=step.update,
-            target=folder,
-            options=["--no-deps", "--require-hashes", "-r", pins],
-        )
-
-    return cache.obtain(
-        "pytest-kind", cache.key_of(PINS), make, QuietProgress(), "install pytest-kind"
-    )
-
-
 class Place:
     """A folder of tests, with a kind of its own on the path."""
 
@@ -167,8 +133,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path, pytest_kind):
-    return Place(tmp_path, pytest_kind)
+def place(tmp_path):
+    return Place(tmp_path, site())
 
 
 def test_its_fixture_alone_gets_programs_and_downloads_nothing(place):

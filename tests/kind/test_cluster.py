@@ -22,12 +22,27 @@ from testbed.lab.cluster import resolve
 from testbed.lab.cluster.kind import own
 from testbed.lab.cluster.process import processes
 
+from ..pytest_kind_site import site
 from .conftest import TESTBED
 from .machine import difference, listing
 
 NAME = f"k{os.getpid()}"
 CARDS = "a100-80gb:1;t4:1"
 MACHINE = Path(__file__).with_name("machine.py")
+
+
+#: A test with our fixtures and with pytest-kind's.
+BOTH = """
+def test_both(submit, cards, cluster, kind_cluster):
+    assert cluster.context == f"kind-{kind_cluster.name}"
+    nodes = kind_cluster.kubectl("get", "nodes", "-o", "name").split()
+    assert nodes == ["node/" + each.name for each in cluster.nodes]
+    assert kind_cluster.api.version >= ("1", "30")
+    pod = submit(script="import torch; print(torch.cuda.mem_get_info()[1] >> 20)", gpumem="4Gi")
+    assert pod.wait_done() == 0
+    assert pod.logs() == "4096\\n"
+    assert pod.cards[0] in [card.uuid for card in cards]
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,6 +141,22 @@ def test_the_main_job_and_its_control(docker, tmp_path):
     (record,) = report["cases"]
     assert record["environment"]["provider"] == "kind"
     assert record["control"]["verdict"] == "pass"
+
+
+def test_pytest_uses_it_and_pytest_kind_s_fixture_is_the_same(docker, tmp_path):
+    """With the real pytest-kind (GPL-3.0+, on the path of this session alone)."""
+    (tmp_path / "test_both.py").write_text(BOTH)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--cluster-name", NAME],
+        cwd=tmp_path,
+        env=docker.environment(PYTHONPATH=str(site())),
+        text=True,
+        capture_output=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert docker.json("status", "--name", NAME)["state"] == "up"  # nobody took it down
 
 
 def test_a_second_up_keeps_it(docker):
