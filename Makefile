@@ -69,7 +69,7 @@ test-gpu: native ## On a machine with a card: probe, cap, shares, NVML, kind nod
 	@PYTHONPATH=. $(PYTHON) tests/gpu/tools.py build/gpu/tools.tar.gz
 	@$(BIN)/testbed doctor --provider kind --cards nvidia >build/gpu/doctor.txt || true
 	@$(BIN)/testbed up --provider kind --cards nvidia --dry-run >build/gpu/dry-run.txt 2>&1 || true
-	@PYTHONPATH=. $(PYTHON) tests/gpu/node_files.py build/gpu/node_files.json >/dev/null || echo "kind nodes: see build/gpu/node_files.json" >&2
+	@PYTHONPATH=. $(PYTHON) tests/gpu/node_files.py build/gpu/node_files.json >/dev/null || echo "kind nodes: not tried, or build/gpu/node_files.json says what failed (it needs root: sudo make test-gpu)" >&2
 	@$(PYTHON) tests/gpu/probe.py build/gpu/probe.json >/dev/null
 	@$(PYTHON) tests/gpu/cap.py testbed/native/lib/libvgpu.so build/gpu/cap.json
 	@PYTHONPATH=. $(PYTHON) tests/gpu/share.py testbed/native/lib/libvgpu.so build/gpu/share.json

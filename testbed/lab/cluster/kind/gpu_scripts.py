@@ -109,6 +109,7 @@ def _loader(parts: DriverParts) -> str:
 #: the version (k8s-device-plugin #811, nvkind #61: "umount: … not mounted").
 _MASK = f"""set -e
 proc=/proc/driver/nvidia
+test -e $proc || exit 0  # WSL2: no such devices, nothing to keep from being made
 while grep -qE "^([^ ]+ ){{4}}$proc " /proc/self/mountinfo; do
   umount -R $proc
 done
