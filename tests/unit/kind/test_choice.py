@@ -43,6 +43,7 @@ def test_an_engine_that_answers_is_taken():
         ({OWN_VARIABLE: "own"}, machine(DOCKER), "docker", "VGPU_TESTBED_ENGINE=own"),
         ({}, machine(DOCKER, capable=False), "docker", "lacks the capability SYS_RESOURCE"),
         ({}, machine(ROOTLESS), "docker", "runs rootless"),
+        ({"DOCKER_HOST": "ssh://there"}, machine(DOCKER), "docker", "another machine"),
     ],
 )
 def test_else_root_starts_an_own_one(environ, there, program, why):

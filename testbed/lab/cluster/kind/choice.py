@@ -77,7 +77,8 @@ def choose(environ: Mapping[str, str], machine: Machine) -> Choice:
     """
     asked, way = _asked(environ)
     if way != "own":
-        found, why_not = _there(asked, way, machine)
+        elsewhere = environ.get("DOCKER_HOST", "").startswith(("tcp://", "ssh://"))
+        found, why_not = _there(asked, way, machine, elsewhere=elsewhere)
         if found is not None:
             return found
     else:
@@ -129,13 +130,16 @@ def _asked(environ: Mapping[str, str]) -> tuple[str, str]:
     return asked, way
 
 
-def _there(asked: str, way: str, machine: Machine) -> tuple[Choice | None, str]:
+def _there(asked: str, way: str, machine: Machine, *, elsewhere: bool) -> tuple[Choice | None, str]:
     """Return the engine that is there, or why none will do."""
     # Podman has no daemon of its own: called on the host it would change its forwarding.
     if asked == "podman" and way != "there" and machine.root:
         return None, "Podman on the host itself would change its network"
     reasons = []
     for program in (asked,) if asked else PROGRAMS[:1]:
+        if program == "docker" and elsewhere:
+            reasons.append("DOCKER_HOST is another machine, whose nodes would not see this one")
+            continue
         info = machine.info(program) if program in machine.installed else None
         if info is None:
             reasons.append(f"no {program.capitalize()} answers")
