@@ -109,6 +109,34 @@ def test_scripts_can_be_run_and_read_by_their_shells() -> None:
         subprocess.run([interpreter, "-n", str(path)], check=True, timeout=30)
 
 
+def groups(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [contents.FILES / "kind/bin/kubelet-cgroups", folder],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+
+
+def test_groups_of_version_1_are_left_alone(tmp_path: Path) -> None:
+    groups(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_of_version_2_get_every_controller(tmp_path: Path) -> None:
+    """On files: the last word that was written stays, and the kernel adds up instead."""
+    for name in (".", "kubelet", "kubelet.slice"):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.controllers").write_text("cpu memory pids\n")
+    (tmp_path / "cgroup.subtree_control").mkdir()  # refuses everything
+    done = groups(tmp_path)
+    assert done.stderr.splitlines()[-1].endswith(".: no pids"), "and goes on"
+    for name in ("kubelet", "kubelet.slice"):
+        assert (tmp_path / name / "cgroup.subtree_control").read_text() == "+pids\n"
+
+
 def test_kubelets_settings_are_shown_and_not_written() -> None:
     """Those that kubelet sets (component-helpers, node/util/sysctl), with its values."""
     script = (contents.FILES / "usr/local/bin/node-entrypoint").read_text()

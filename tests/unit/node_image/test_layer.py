@@ -101,6 +101,21 @@ def test_a_package_is_taken_as_far_as_it_is_wanted(tmp_path: Path) -> None:
     assert not [name for name in found if "doc" in name or name.startswith(("bin", "sbin"))]
 
 
+def test_links_into_usr_are_ours_where_a_package_has_them_too(tmp_path: Path) -> None:
+    """As base-files of Debian 13: else /usr/lib64 would become a link to itself."""
+    file = package(tmp_path / "p.deb", {"lib64": "usr/lib64", "usr/lib64/ld.so": b"loader"})
+    out = io.BytesIO()
+    layer = Layer(out)
+    layer.merge_usr()
+    with packages.contents(file) as content:
+        layer.package(content, lambda name: True)
+    layer.close()
+    found = members(out.getvalue())
+    assert found["lib64"].linkname == "usr/lib64"
+    assert found["usr/lib64"].isdir()
+    assert found["usr/lib64/ld.so"].isreg()
+
+
 def test_a_file_that_is_no_package_is_named(tmp_path: Path) -> None:
     file = tmp_path / "broken.deb"
     file.write_bytes(b"nothing")

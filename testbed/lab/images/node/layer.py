@@ -89,7 +89,7 @@ class Layer:
         """Add the wanted files of a package; names are without a slash at the beginning."""
         for info in content:
             name = merged(info.name)
-            if not name or not wanted(name):
+            if not name or not wanted(name) or _is_merged_folder(info.name):
                 continue
             info.name = name
             if info.islnk():
@@ -116,6 +116,11 @@ def merged(name: str) -> str:
     name = name.removeprefix(".").strip("/")
     first = name.partition("/")[0]
     return f"usr/{name}" if first in _MERGED else name
+
+
+def _is_merged_folder(name: str) -> bool:
+    """Tell whether this is such a link itself (from Debian 13 on a package has them)."""
+    return name.removeprefix(".").strip("/") in _MERGED
 
 
 def write_archive(
