@@ -1,0 +1,148 @@
+"""``up`` on an engine that is there, with stand-ins for it and for kind: how it fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from testbed.errors import ClusterError, InputError, TestbedError
+from testbed.lab.cluster.kind import KindCluster, choice
+from testbed.lab.cluster.kind.choice import Choice
+from testbed.lab.cluster.kind.engine import Engine
+from testbed.lab.cluster.process import launch
+from testbed.lab.cluster.protocol import ClusterSpec
+from testbed.lab.images.node import NodeImage
+from testbed.lab.progress import QuietProgress
+
+QUIET = QuietProgress()
+
+
+class FakeParts:
+    """Makes nothing."""
+
+    def __init__(self, kind: Path) -> None:
+        self._kind = kind
+
+    def tools(self, progress):
+        return SimpleNamespace(kind=self._kind, kubectl=Path("kubectl"))
+
+    def node(self, engine, progress):
+        return NodeImage(reference="kindest/node:1", archive=None, kubernetes="v1")
+
+    def images(self, progress):
+        return ()
+
+    def front(self, progress):
+        return Path("/front")
+
+    def driver(self):
+        return "driver"
+
+    def check_cards(self, specs):
+        pass
+
+    def cards(self, folder, specs, nodes):
+        return ("GPU-1",)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """A cluster whose ``docker`` and ``kind`` are scripts; returns it and their diary."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    diary = tmp_path / "diary"
+
+    def script(name: str, text: str) -> Path:
+        path = programs / name
+        path.write_text(f'#!/bin/sh\necho "{name} $*" >>{diary}\n{text}\n')
+        path.chmod(0o755)
+        return path
+
+    def build(*, docker: str, kind: str) -> KindCluster:
+        script("docker", docker)
+        engine = Engine(program="docker", environment={"PATH": f"{programs}:{os.environ['PATH']}"})
+        found = Choice(program="docker", engine=engine, why="the engine that is there")
+        monkeypatch.setattr(choice, "look", lambda: found)
+        return KindCluster("x", parts=FakeParts(script("kind", kind)))
+
+    return build, diary, tmp_path / "state/vgpu-testbed"
+
+
+def nodes(flag: Path) -> str:
+    """Return an engine that has the cluster's node while a file is there."""
+    return (
+        f'case "$*" in\nps*) [ -e {flag} ] && echo x-control-plane ;;\n'
+        'inspect*) echo \'[{"Name": "/x-control-plane", "State": {}, "Config": {}}]\' ;;\n'
+        "esac\nexit 0"
+    )
+
+
+def test_a_cluster_that_kind_cannot_make_leaves_its_logs_only(world, tmp_path):
+    build, diary, state = world
+    flag = tmp_path / "node"
+    kind = (
+        'case "$1" in\n'
+        f"create) touch {flag}; echo 'ERROR: no room' >&2; exit 1 ;;\n"
+        'export) mkdir -p "$3"; echo log >"$3/node.log" ;;\n'
+        f"delete) rm {flag} ;;\nesac"
+    )
+    cluster = build(docker=nodes(flag), kind=kind)
+    with pytest.raises(TestbedError, match="kind cannot create the cluster") as caught:
+        cluster.up(ClusterSpec(), QUIET)
+    assert "no room" in caught.value.why
+    said = diary.read_text()
+    assert said.index("kind create") < said.index("kind export") < said.index("kind delete")
+    assert "--retain" in said  # without it there would be no logs to export
+    assert [path.name for path in (state / "x").iterdir()] == ["logs"]
+    assert (state / "x/logs/kind/node.log").exists()
+    assert cluster.status().state == "absent"
+    cluster.down(QUIET)
+    assert not (state / "x").exists()
+
+
+def test_somebody_elses_cluster_of_that_name_is_left_alone(world, tmp_path):
+    build, diary, state = world
+    flag = tmp_path / "node"
+    flag.touch()
+    cluster = build(docker=nodes(flag), kind="exit 1")
+    with pytest.raises(InputError, match="has not made") as caught:
+        cluster.up(ClusterSpec(), QUIET)
+    assert "kind delete cluster --name x" in caught.value.hint
+    assert "kind " not in diary.read_text().replace("io.x-k8s.kind", "")
+    assert not (state / "x").exists()
+
+
+def test_a_port_that_is_taken(world, tmp_path):
+    build, _, state = world
+    cluster = build(docker=nodes(tmp_path / "none"), kind="exit 0")
+    with launch.listener(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"port {port}"):
+            cluster.up(ClusterSpec(port=port), QUIET)
+    assert not (state / "x").exists()
+
+
+def test_down_of_a_node_that_does_not_go_keeps_the_record(world, tmp_path):
+    """So that the next ``down`` finds it."""
+    build, _, state = world
+    flag = tmp_path / "node"
+    kind = f'[ "$1" = create ] && touch {flag}\nexit 1'
+    cluster = build(docker=nodes(flag), kind=kind)
+    with pytest.raises(TestbedError):
+        cluster.up(ClusterSpec(), QUIET)
+    assert (state / "x/kind.json").exists()
+    assert cluster.status().state == "broken"
+    with pytest.raises(TestbedError, match="cannot delete"):
+        cluster.down(QUIET)
+    assert (state / "x/kind.json").exists()
+
+
+def test_images_for_a_cluster_that_is_not_there(world, tmp_path):
+    build, _, _ = world
+    cluster = build(docker=nodes(tmp_path / "none"), kind="exit 0")
+    with pytest.raises(ClusterError, match="is not up"):
+        cluster.load_images((), QUIET)
