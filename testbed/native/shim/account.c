@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "clib.h"
 #include "contexts.h"
 #include "graphs.h"
 #include "log.h"
@@ -76,6 +77,9 @@ static void set_up(void) {
     epoch++;
     if (!opened) {
         vgpu_log_open();
+        if (vgpu_clib_is_musl()) /* the one line that nobody asked for */
+            vgpu_log_write("the C library is musl, for which NVIDIA's driver is not made: "
+                           "limits may not hold here");
         vgpu_shared_open(&limits);
         opened = true;
     } else {

@@ -16,7 +16,18 @@ struct wanted {
     const char *name;
     uint32_t hash;
     void *found;
+    bool musl;
 };
+
+VGPU_EARLY static bool begins(const char *text, const char *with) {
+    while (*with != '\0' && *text == *with) text++, with++;
+    return *with == '\0';
+}
+
+/* musl's C library and its loader are one object, under either name (Debian, Alpine). */
+VGPU_EARLY static bool is_musl(const char *name) {
+    return begins(name, "ld-musl-") || begins(name, "libc.musl-");
+}
 
 VGPU_EARLY static uint32_t gnu_hash(const char *name) {
     uint32_t hash = 5381;
@@ -33,8 +44,10 @@ VGPU_EARLY static int visit_clib(struct dl_phdr_info *info, size_t size, void *d
     (void)size;
     struct wanted *wanted = data;
     const char *name = last_part(info->dlpi_name);
-    if (name == NULL || (!vgpu_same(name, "libc.so.6") && !vgpu_same(name, "libdl.so.2")))
+    if (name == NULL ||
+        (!vgpu_same(name, "libc.so.6") && !vgpu_same(name, "libdl.so.2") && !is_musl(name)))
         return 0;
+    wanted->musl = is_musl(name);
     const ElfW(Dyn) *dynamic = NULL;
     for (int i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
@@ -69,6 +82,12 @@ VGPU_EARLY void *vgpu_clib(const char *name) {
     struct wanted wanted = {.name = name, .hash = gnu_hash(name)};
     dl_iterate_phdr(visit_clib, &wanted);
     return wanted.found;
+}
+
+bool vgpu_clib_is_musl(void) {
+    struct wanted wanted = {.name = "dlsym", .hash = gnu_hash("dlsym")};
+    dl_iterate_phdr(visit_clib, &wanted);
+    return wanted.musl;
 }
 
 struct place {

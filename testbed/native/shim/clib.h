@@ -29,4 +29,7 @@ struct vgpu_object {
 /* The loaded object that holds an address. */
 struct vgpu_object vgpu_object_of(const void *address);
 
+/* Whether this process's C library is musl, which reads no /etc/ld.so.preload. */
+bool vgpu_clib_is_musl(void);
+
 #endif

@@ -114,7 +114,9 @@ static void *dlsym_hooked(void *handle, const char *name, void *caller) {
          * if it is loaded, else nothing: a program that probes for CUDA must not be
          * told that it is there. */
         if (library(name, false) != NULL && vgpu_real((enum vgpu_symbol)i) != NULL) return found;
-        return real_dlsym()(RTLD_NEXT, name); /* sets dlerror */
+        void *next = real_dlsym()(RTLD_NEXT, name); /* sets dlerror */
+        __asm__ volatile("" : "+r"(next)); /* no jump there: it is our address that it goes by */
+        return next;
     }
     if (!is_driver(&from)) return found;
     struct vgpu_object asking = vgpu_object_of(caller);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -310,6 +311,55 @@ def test_open_the_c_librarys_own_dlsym(gibibyte: Container) -> None:
         program("take = at(find(cuda()._handle, b'cuMemAlloc_v2'), c_void_p, c_size_t)")
         assert program("take(byref(c_uint64()), 2 * GIB)") == 0
         assert program("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
+
+
+# --- another C library --------------------------------------------------------------------
+
+MUSL = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+int main(int count, char **arguments) {
+    int own = dlsym(RTLD_DEFAULT, "strlen") == (void *)strlen;
+    int told = dlsym(RTLD_DEFAULT, "cuInit") != NULL;
+    printf("[%d, %d", own, told);
+    void *driver = count > 1 ? dlopen("libcuda.so.1", RTLD_NOW) : NULL;
+    if (driver != NULL) {
+        int (*init)(unsigned) = dlsym(driver, "cuInit");
+        int (*retain)(void **, int) = dlsym(driver, "cuDevicePrimaryCtxRetain");
+        int (*use)(void *) = dlsym(driver, "cuCtxSetCurrent");
+        int (*take)(unsigned long long *, size_t) = dlsym(driver, "cuMemAlloc_v2");
+        void *ctx;
+        unsigned long long ptr;
+        int first = init(0) || retain(&ctx, 0) || use(ctx);
+        int second = take(&ptr, 300ul << 20), third = take(&ptr, 300ul << 20);
+        printf(", %d, %d, %d", first, second, third);
+    } else if (count > 1) puts(dlerror());
+    printf("]");
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("musl-gcc") is None, reason="no musl (Debian: musl-tools)")
+def test_a_program_on_musl(gibibyte: Container, tmp_path: Path) -> None:
+    """It runs as ever, and is told in one line once it asks for the card."""
+    if gibibyte.sanitized:
+        pytest.skip("the sanitizer is glibc's")
+    (tmp_path / "musl.c").write_text(MUSL)
+    command = ["musl-gcc", tmp_path / "musl.c", "-o", tmp_path / "musl"]
+    subprocess.run(command, check=True, timeout=60)
+    fake = [HERE / "fake" / "cuda.c", HERE / "fake" / "state.c"]
+    command = ["musl-gcc", "-w", "-shared", "-fPIC", *fake, "-o", tmp_path / "libcuda.so.1"]
+    subprocess.run(command, check=True, timeout=60)
+    environment = {**gibibyte.environment, "LD_LIBRARY_PATH": str(tmp_path)}
+    quiet = run([str(tmp_path / "musl")], environment)
+    assert (json.loads(quiet.stdout), quiet.stderr) == ([1, 0], "")
+    # There is no NVML of musl's: the context counts as 512 MiB of the GiB.
+    asks = run([str(tmp_path / "musl"), "x"], environment)
+    assert json.loads(asks.stdout) == [1, 0, 0, 0, OUT_OF_MEMORY]
+    (line,) = asks.stderr.splitlines()
+    assert "the C library is musl" in line
 
 
 # --- harmless where nothing is asked of it ------------------------------------------------
