@@ -15,7 +15,7 @@ import msgspec
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart
-from testbed.lab.scenario.question import PodPlan, PodTrace, Trial
+from testbed.lab.scenario.question import NoPods, PodTrace, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.submission import Submission
 
@@ -68,7 +68,7 @@ MEANINGS = {
 }
 
 
-class Admission:
+class Admission(NoPods):
     """The question, as the testbed runs it."""
 
     name = "admission"
@@ -101,11 +101,6 @@ class Admission:
                 hint="add one that is refused or changed",
             )
 
-    def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
-        """Return nothing: no pod runs."""
-        del parameters
-        return ()
-
     def submissions(self, parameters: Parameters) -> Sequence[Submission]:
         """Return the pods to show."""
         return tuple(
@@ -127,11 +122,6 @@ class Admission:
         """Return the table of pods, for people."""
         header = ("Pod", "Asks", "What becomes of it")
         return header, [(name, _asks(row), expected(row)) for name, row in parameters.pods.items()]
-
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many cards one node must have: none is used, one is there."""
-        del parameters
-        return 1
 
     def checks(
         self, parameters: Parameters, trial: Trial, control: Trial | None = None

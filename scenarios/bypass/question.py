@@ -13,7 +13,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
 from testbed.lab.scenario.failure import last_error
-from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
+from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.stack import names
 from testbed.units import MIB
@@ -66,7 +66,7 @@ def pod_name(way: str) -> str:
     return way.replace("_", "-")
 
 
-class Bypass:
+class Bypass(OneCard):
     """The question, as the testbed runs it."""
 
     name = "bypass"
@@ -116,11 +116,6 @@ class Bypass:
             )
             for way in parameters.ways
         )
-
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many cards one node must have."""
-        del parameters
-        return 1
 
     def checks(
         self, parameters: Parameters, trial: Trial, control: Trial | None = None

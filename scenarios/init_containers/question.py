@@ -18,7 +18,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Cap, Chart, Line, Panel, Side
 from testbed.lab.scenario import staging
-from testbed.lab.scenario.question import PodPlan, Trial
+from testbed.lab.scenario.question import NoPods, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.simulated import SimulatedNode, cards_of
 from testbed.lab.scenario.staging import Move, StagedPod, Staging
@@ -64,7 +64,7 @@ MEANINGS = {
 }
 
 
-class InitContainers:
+class InitContainers(NoPods):
     """The question, as the testbed runs it."""
 
     name = "init_containers"
@@ -92,16 +92,6 @@ class InitContainers:
                 why="then the control could not tell whether the ledger follows",
                 hint="add `done POD` for a pod whose init peak is above its app sum",
             )
-
-    def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
-        """Return nothing: no pod runs."""
-        del parameters
-        return ()
-
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many real cards one node must have: none is used, one is there."""
-        del parameters
-        return 1
 
     def staging(self, parameters: Parameters, *, control: bool) -> Staging:
         """Return the card, the pods and the steps; in a control nothing tells that init ends."""

@@ -15,8 +15,15 @@ import msgspec
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import Cap, Chart, make_chart
+from testbed.lab.scenario.control import control_of
 from testbed.lab.scenario.failure import last_error
-from testbed.lab.scenario.question import ContainerPlan, LimitChange, PodPlan, Trial
+from testbed.lab.scenario.question import (
+    ContainerPlan,
+    LimitChange,
+    OneCard,
+    PodPlan,
+    Trial,
+)
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.shares import device_share
 from testbed.stack import names
@@ -94,7 +101,7 @@ def steps(parameters: Parameters) -> tuple[Step, ...]:
     )
 
 
-class LimitStep:
+class LimitStep(OneCard):
     """The question, as the testbed runs it."""
 
     name = "limit_step"
@@ -176,11 +183,6 @@ class LimitStep:
     def _ticks(parameters: Parameters) -> int:
         return round(parameters.seconds / TICK_SECONDS)
 
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many cards one node must have."""
-        del parameters
-        return 1
-
     def checks(
         self, parameters: Parameters, trial: Trial, control: Trial | None = None
     ) -> tuple[Check, ...]:
@@ -195,19 +197,12 @@ class LimitStep:
 
     def control(self, parameters: Parameters, trial: Trial) -> Control:
         """Judge the same pod without the limiter: it takes no notice."""
-        found = self.checks(parameters, trial)
-        reasons = []
-        for check in found:
-            what = f"{check.name} ({check.variant})"
-            if check.verdict == "error":
-                reasons.append(f"{what}: {check.reason}")
-            elif check.verdict != "fail":
-                reasons.append(f"{what} held")
-            elif isinstance(check.card, float) and check.card < SURELY_PCT:
-                reasons.append(f"{what}: it had {check.card:.0f} % of an idle card only")
-        return Control(
-            verdict="error" if reasons else "pass", checks=found, reason="; ".join(reasons)
-        )
+
+        def doubt(check: Check) -> str:
+            less = isinstance(check.card, float) and check.card < SURELY_PCT
+            return f"it had {check.card:.0f} % of an idle card only" if less else ""
+
+        return control_of(self.checks(parameters, trial), doubt)
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return the pod's share over time, and under it the limit of each moment."""

@@ -13,8 +13,9 @@ import msgspec
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
+from testbed.lab.scenario.control import control_of
 from testbed.lab.scenario.failure import last_error
-from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
+from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.stack import names
 from testbed.units import MIB
@@ -66,7 +67,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return (*found, *([MODEL] if self.models else []))
 
 
-class MemoryCap:
+class MemoryCap(OneCard):
     """The question, as the testbed runs it."""
 
     name = "memory_cap"
@@ -135,11 +136,6 @@ class MemoryCap:
             for name, cap in parameters.pods.items()
         )
 
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many cards one node must have."""
-        del parameters
-        return 1
-
     def checks(
         self, parameters: Parameters, trial: Trial, control: Trial | None = None
     ) -> tuple[Check, ...]:
@@ -158,19 +154,12 @@ class MemoryCap:
 
     def control(self, parameters: Parameters, trial: Trial) -> Control:
         """Judge the same pods without the limiter: they must pass their caps."""
-        found = self.checks(parameters, trial)
-        reasons = []
-        for check in found:
-            what = f"{check.name} of {check.pod} ({check.variant})"
-            if check.verdict == "error":
-                reasons.append(f"{what}: {check.reason}")
-            elif check.control == "fail" and check.verdict != "fail":
-                reasons.append(f"{what} held")
-            elif check.control == "fail" and check.name != "model_refused" and not _above(check):
-                reasons.append(f"{what} did not pass its cap: the card was full before")
-        return Control(
-            verdict="error" if reasons else "pass", checks=found, reason="; ".join(reasons)
-        )
+
+        def doubt(check: Check) -> str:
+            passed = check.name == "model_refused" or _above(check)
+            return "" if passed else "the card was full before its cap was passed"
+
+        return control_of(self.checks(parameters, trial), doubt)
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return each pod's memory over time."""

@@ -13,8 +13,9 @@ import msgspec
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
+from testbed.lab.scenario.control import control_of
 from testbed.lab.scenario.failure import last_error
-from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
+from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.shares import device_share, step_rate
 from testbed.stack import names
@@ -61,7 +62,7 @@ class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     hold_seconds: float = 200.0
 
 
-class NoisyNeighbour:
+class NoisyNeighbour(OneCard):
     """The question, as the testbed runs it."""
 
     name = "noisy_neighbour"
@@ -114,11 +115,6 @@ class NoisyNeighbour:
             _pod(NEIGHBOUR, parameters.neighbour, parameters, beside, ("passer_by.py",)),
         )
 
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many cards one node must have."""
-        del parameters
-        return 1
-
     def checks(
         self, parameters: Parameters, trial: Trial, control: Trial | None = None
     ) -> tuple[Check, ...]:
@@ -135,17 +131,7 @@ class NoisyNeighbour:
 
     def control(self, parameters: Parameters, trial: Trial) -> Control:
         """Judge the same pods without the limiter: the victim must notice."""
-        found = self.checks(parameters, trial)
-        reasons = []
-        for check in found:
-            what = f"{check.name} ({check.variant})"
-            if check.verdict == "error":
-                reasons.append(f"{what}: {check.reason}")
-            elif check.control == "fail" and check.verdict != "fail":
-                reasons.append(f"{what} held")
-        return Control(
-            verdict="error" if reasons else "pass", checks=found, reason="; ".join(reasons)
-        )
+        return control_of(self.checks(parameters, trial))
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return both pods' memory and share over time."""

@@ -18,7 +18,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, Line, Panel, Side
 from testbed.lab.scenario import staging
-from testbed.lab.scenario.question import PodPlan, Trial
+from testbed.lab.scenario.question import NoPods, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.simulated import SimulatedNode, cards_of
 from testbed.lab.scenario.staging import Move, StagedPod, Staging, Taken
@@ -71,7 +71,7 @@ MEANINGS = {
 }
 
 
-class Placement:
+class Placement(NoPods):
     """The question, as the testbed runs it."""
 
     name = "placement"
@@ -131,16 +131,6 @@ class Placement:
                 )
             if not 1 <= ask.gpumem <= parameters.card_mib:
                 raise InputError(f"pod {name}: no card has {ask.gpumem} MiB")
-
-    def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
-        """Return nothing: no pod runs."""
-        del parameters
-        return ()
-
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many real cards one node must have: none is used, one is there."""
-        del parameters
-        return 1
 
     def staging(self, parameters: Parameters, *, control: bool) -> Staging:
         """Return nodes and pods of all policies, one policy after the other."""

@@ -17,7 +17,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Cap, Chart, Line, Panel, Side
 from testbed.lab.scenario import staging
-from testbed.lab.scenario.question import PodPlan, Trial
+from testbed.lab.scenario.question import NoPods, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.simulated import SimulatedNode, cards_of
 from testbed.lab.scenario.staging import Move, StagedPod, Staging
@@ -48,7 +48,7 @@ MEANINGS = {
 }
 
 
-class Quota:
+class Quota(NoPods):
     """The question, as the testbed runs it."""
 
     name = "quota"
@@ -90,16 +90,6 @@ class Quota:
                 why="then the control could not tell whether it holds",
                 hint="submit a pod that would be over it",
             )
-
-    def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
-        """Return nothing: no pod runs."""
-        del parameters
-        return ()
-
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many real cards one node must have: none is used, one is there."""
-        del parameters
-        return 1
 
     def staging(self, parameters: Parameters, *, control: bool) -> Staging:
         """Return nodes, pods and steps; a control has no quota."""

@@ -15,8 +15,9 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
 from testbed.lab.report.relation import Curve, Relation
+from testbed.lab.scenario.control import control_of
 from testbed.lab.scenario.failure import last_error
-from testbed.lab.scenario.question import ContainerPlan, PodPlan, Trial
+from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.lab.scenario.shares import device_share
 from testbed.stack import names
@@ -104,7 +105,7 @@ def turns(parameters: Parameters) -> tuple[Turn, ...]:
     )
 
 
-class SmThrottle:
+class SmThrottle(OneCard):
     """The question, as the testbed runs it."""
 
     name = "sm_throttle"
@@ -181,11 +182,6 @@ class SmThrottle:
             for share in parameters.shares
         )
 
-    def needs(self, parameters: Parameters) -> int:
-        """Return how many cards one node must have."""
-        del parameters
-        return 1
-
     def checks(
         self, parameters: Parameters, trial: Trial, control: Trial | None = None
     ) -> tuple[Check, ...]:
@@ -202,20 +198,8 @@ class SmThrottle:
         found: list[Check] = []
         for turn in turns(parameters):
             found += [share_card(parameters, turn, trial, None), start(parameters, turn, trial)]
-        reasons = []
-        for check in found:
-            what = f"{check.name} of {check.pod} ({check.variant})"
-            if check.verdict == "error":
-                reasons.append(f"{what}: {check.reason}")
-            elif check.control == "fail" and check.verdict != "fail":
-                reasons.append(f"{what} held")
-            elif check.control == "fail" and check.reason.startswith("less"):
-                reasons.append(f"{what} had less than its share of an idle card")
-        return Control(
-            verdict="error" if reasons else "pass",
-            checks=tuple(found),
-            reason="; ".join(reasons),
-        )
+        had_less = "it had less than its share of an idle card"
+        return control_of(found, lambda check: had_less if check.reason.startswith("less") else "")
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return each pod's share over time, and what was asked against what was got."""

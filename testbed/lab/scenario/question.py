@@ -215,3 +215,21 @@ class Question(Protocol):
     def chart(self, parameters: Any, trial: Trial, control: Trial | None) -> Chart:
         """Return what the pods did over time, with the caps (``report.chart``)."""
         ...
+
+
+class OneCard:
+    """A question whose pods meet on one card."""
+
+    def needs(self, parameters: Any) -> int:
+        """Return how many cards one node must have."""
+        del parameters
+        return 1
+
+
+class NoPods(OneCard):
+    """A question whose pods are decided about and do not run: no real card is used."""
+
+    def plan(self, parameters: Any) -> Sequence[PodPlan]:
+        """Return nothing: no pod runs."""
+        del parameters
+        return ()

@@ -70,8 +70,12 @@ def test_what_holds_and_its_control(question):
 def test_a_control_that_notices_nothing_proves_nothing(question):
     control = question.control(read(question), run(lambda phase: 30.0))
     assert control.verdict == "error"
-    for what in ("share_card (alone)", "slowdown (storm)", "memory_kept (memory)"):
-        assert what in control.reason
+    for name, variant in (
+        ("share_card", "alone"),
+        ("slowdown", "storm"),
+        ("memory_kept", "memory"),
+    ):
+        assert f"{name} of victim ({variant}) held" in control.reason
 
 
 @pytest.mark.parametrize(
