@@ -307,6 +307,46 @@ def test_opened_memory_is_its_owners_alone(emulated: Make) -> None:
         assert box.container.used() == box.on_card() == 2 * box.context
 
 
+SHARED = """
+def exported(handle):
+    fd = c_int(-1)
+    call = cuda().cuMemExportToShareableHandle
+    call.argtypes = [c_void_p, c_uint64, c_int, c_uint64]
+    return [call(byref(fd), handle, 1, 0), fd.value]
+def imported(path):
+    import os
+    fd, handle = os.open(path, os.O_RDWR), c_uint64()
+    call = cuda().cuMemImportFromShareableHandle
+    call.argtypes = [POINTER(c_uint64), c_void_p, c_int]
+    return [call(byref(handle), fd, 1), handle.value]
+"""
+
+
+def test_physical_memory_of_another_process_is_its_exporters(emulated: Make) -> None:
+    """By descriptor: the importer's handle and mapping cost it nothing."""
+    box = emulated(2 * GIB)
+    with box.container.start() as owner, box.container.start() as guest:
+        for program in (owner, guest):
+            assert program("context()") == 0
+            program(SHARED)
+        code, handle = owner("create(GIB, handles=1)")
+        assert code == 0
+        code, descriptor = owner(f"exported({handle})")
+        assert code == 0
+        used = box.container.used()
+        assert used == box.on_card() == 2 * box.context + GIB
+        code, other = guest(f"imported('/proc/{owner.pid}/fd/{descriptor}')")
+        assert code == 0
+        guest(f"at = reserve(GIB); map_(at, GIB, {other})")
+        assert box.container.used() == box.on_card() == used
+        mine = next(p for p in box.container.view().processes if p.pid == guest.pid)
+        assert mine.uses[0].buffer_bytes == 0
+        assert guest("unmap(at, GIB)") == guest(f"release({other})") == 0
+        assert box.container.used() == box.on_card() == used
+        assert owner(f"release({handle})") == 0
+        assert box.container.used() == 2 * box.context
+
+
 # --- a limit above the card ---------------------------------------------------------------
 
 
