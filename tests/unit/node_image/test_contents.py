@@ -95,18 +95,49 @@ def test_own_files_come_before_those_of_packages(node: tarfile.TarFile) -> None:
 def test_every_link_of_ours_leads_somewhere_or_to_a_package(node: tarfile.TarFile) -> None:
     """Units are enabled by links: one that is misspelt would only be missed at boot."""
     names = set(node.getnames())
-    wants = [name for name in names if "multi-user.target.wants/" in name]
-    assert wants
-    for name in wants:
+    wanted = [name for name in names if re.search(r"multi-user\.target\.(wants|requires)/", name)]
+    assert wanted
+    for name in wanted:
         assert node.getmember(name).linkname.lstrip("/") in names
 
 
 def test_scripts_can_be_run_and_read_by_their_shells() -> None:
     scripts = [path for _, path, mode in tree(contents.FILES) if mode == 0o755]
-    assert len(scripts) == 3
+    assert len(scripts) == 4
     for path in scripts:
         interpreter = path.read_text().splitlines()[0].removeprefix("#!")
         subprocess.run([interpreter, "-n", str(path)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("Type: io.containerd.grpc.v1\nID: cri", ""),
+        ("Error:\n  Code: Unknown\n  Message:   no such thing", "no such thing\n"),
+        (
+            "Error:\n  Message: couldn't initialize inotify: too many open files",
+            r".*too many open files; .*fs\.inotify\.max_user_instances \(\d+\) is used up",
+        ),
+    ],
+)
+def test_containerd_that_cannot_serve_is_told(tmp_path: Path, answer: str, told: str) -> None:
+    ctr = tmp_path / "ctr"
+    ctr.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    ctr.chmod(0o755)
+    console = tmp_path / "console"
+    script = (contents.FILES / "kind/bin/check-containerd").read_text()
+    script = script.replace("told=/run/check", f"told={tmp_path}/check")
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", console],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        timeout=30,
+        check=False,
+    )
+    if told:
+        assert done.returncode == 1
+        assert re.match(f"node: containerd cannot serve kubelet: {told}", console.read_text())
+    else:
+        assert (done.returncode, console.exists()) == (0, False)
 
 
 def groups(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -41,7 +41,12 @@ _MASKED = (
     *("systemd-remount-fs.service", "systemd-sysctl.service", "systemd-udevd.service"),
     "systemd-journald-audit.socket",
 )
-_ENABLED = ("containerd.service", "control-plane-images.service", "kubelet.service")
+#: Our units, and how the target at which kind goes on asks for them.
+_ENABLED = {
+    "containerd.service": "requires",
+    "control-plane-images.service": "wants",
+    "kubelet.service": "wants",
+}
 _FOLDERS = (
     *("dev", "etc/cdi", "etc/cni/net.d", "etc/kubernetes/manifests", "kind", "mnt", "opt/cni"),
     *("proc", "root", "run", "sys", "usr/lib/modules", "var/lib/containerd"),
@@ -181,8 +186,8 @@ def _links() -> dict[str, str]:
     found |= {f"usr/sbin/{name}": "xtables-nft-multi" for name in _IPTABLES}
     found |= {f"etc/systemd/system/{name}": "/dev/null" for name in _MASKED}
     found |= {
-        f"etc/systemd/system/multi-user.target.wants/{name}": f"/etc/systemd/system/{name}"
-        for name in _ENABLED
+        f"etc/systemd/system/multi-user.target.{how}/{name}": f"/etc/systemd/system/{name}"
+        for name, how in _ENABLED.items()
     }
     found["etc/systemd/system/default.target"] = "/usr/lib/systemd/system/multi-user.target"
     return found
