@@ -64,40 +64,40 @@ static bool resolve(const char *path, char *out) {
 
 enum opened { OPENED, ABSENT, INVALID };
 
-static enum opened open_region(const char *given, struct vgpu_limits *limits) {
+/* `why` becomes what is wrong with it, also where its limits could be read. */
+static enum opened open_region(const char *given, struct vgpu_limits *limits, const char **why) {
     char path[PATH_BYTES];
+    *why = "has too long a name";
     if (!resolve(given, path)) return INVALID;
+    *why = "is missing";
     int fd = vgpu_open(path, O_RDWR | O_CLOEXEC, 0);
     if (fd == -ENOENT || fd == -ENOTDIR) return ABSENT;
     bool writable = fd >= 0;
     if (fd == -EACCES || fd == -EROFS || fd == -EPERM) /* limits can still be read */
         fd = vgpu_open(path, O_RDONLY | O_CLOEXEC, 0);
-    if (fd < 0) {
-        VGPU_LOG(VGPU_LOG_ERROR, "region %s cannot be opened: errno %d", path, -fd);
-        return INVALID;
-    }
+    *why = "cannot be opened";
+    if (fd < 0) return INVALID;
     struct stat st;
     void *at = NULL;
     if (vgpu_fstat(fd, &st) == 0 && (size_t)st.st_size >= VGPU_REGION_BYTES)
         at = vgpu_map(VGPU_REGION_BYTES, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd);
     vgpu_close(fd);
-    if (at == NULL) {
-        VGPU_LOG(VGPU_LOG_ERROR, "region %s is too short or cannot be mapped", path);
-        return INVALID;
-    }
+    *why = "is too short or cannot be mapped";
+    if (at == NULL) return INVALID;
     struct vgpu_extension *ext = (void *)((char *)at + VGPU_EXT_OFFSET);
     struct vgpu_constant copy;
     if (!valid(ext, &copy)) {
-        VGPU_LOG(VGPU_LOG_ERROR, "region %s is not valid (magic, version or checksum)", path);
+        *why = "is not valid (magic, version or checksum)";
         vgpu_unmap(at, VGPU_REGION_BYTES);
         return INVALID;
     }
     vgpu_limits_from_constant(limits, &copy);
     if (!writable) {
-        VGPU_LOG(VGPU_LOG_ERROR, "region %s is read-only: this process counts alone", path);
+        *why = "is read-only";
         vgpu_unmap(at, VGPU_REGION_BYTES);
         return OPENED;
     }
+    *why = NULL;
     hami = at;
     extension = ext;
     snprintf(lock_path, sizeof lock_path, "%s.lock", path);
@@ -152,21 +152,31 @@ static void open_private(void) {
                                   0, 0));
 }
 
+/* One line that nobody asked for: what holds now is not what was meant to. */
+static void tell(const char *path, const char *why, enum opened opened,
+                 const struct vgpu_limits *limits) {
+    vgpu_log_write("region %.200s %s: %s", path, why,
+                   opened == OPENED   ? "its limits hold, and this process counts alone"
+                   : limits->broken   ? "the environment has no limits either, allocations are refused"
+                   : limits->enforced ? "the limits of the environment hold"
+                                      : "nothing is limited");
+}
+
 void vgpu_shared_open(struct vgpu_limits *limits) {
     /* The fixed place first: a tenant chooses its environment more easily than its mounts. */
-    enum opened opened = open_region(VGPU_REGION_LINK, limits);
-    bool fixed = opened != ABSENT;
+    const char *path = VGPU_REGION_LINK, *why;
+    enum opened opened = open_region(path, limits, &why);
+    bool fixed = opened != ABSENT, named = fixed;
     if (opened == ABSENT) {
-        const char *path = secure_getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
-        if (path != NULL && path[0] != '\0') opened = open_region(path, limits);
+        path = secure_getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+        named = path != NULL && path[0] != '\0';
+        if (named) opened = open_region(path, limits, &why);
     }
     if (opened != OPENED) {
         vgpu_limits_from_environment(limits);
-        if (fixed && !limits->enforced) {
-            VGPU_LOG(VGPU_LOG_ERROR, "the container's limits are unreadable: allocations refused");
-            limits->broken = limits->enforced = true;
-        }
+        if (fixed && !limits->enforced) limits->broken = limits->enforced = true;
     }
+    if (named && why != NULL) tell(path, why, opened, limits);
     vgpu_killer_from_environment(limits);
     if (limits->enforced && extension == NULL) open_private();
     VGPU_LOG(VGPU_LOG_INFO, "limits from %s, device 0: %llu bytes",

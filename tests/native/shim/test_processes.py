@@ -424,16 +424,50 @@ def damage(path: Path, how: str) -> None:
         file.write(struct.pack("<Q", 1 << 60))
 
 
-@pytest.mark.parametrize("how", ["cut", "magic", "checksum"])
+DAMAGES = {
+    "cut": "is too short or cannot be mapped",
+    "magic": "is not valid (magic, version or checksum)",
+    "checksum": "is not valid (magic, version or checksum)",
+}
+ENVIRONMENT = "the limits of the environment hold"
+
+
+def told(program: harness.Program) -> str:
+    """Return the one line that a program was told, without being asked."""
+    (line,) = program.finish()[1].splitlines()
+    start, _, rest = line.partition("] ")
+    assert start == f"[vgpu {program.pid}"
+    return rest
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_an_invalid_region_leaves_the_environments_limit(container: Make, how: str) -> None:
     box = container(GIB)
     assert box.region is not None
     damage(box.region, how)
-    with box.start(CUDA_DEVICE_MEMORY_LIMIT_0="512m", LIBCUDA_LOG_LEVEL="1") as program:
+    with box.start(CUDA_DEVICE_MEMORY_LIMIT_0="512m") as program:
         program("context()")
         assert program("fill()") == 512 * MIB - CONTEXT
-        program.send("cuda")
-        assert "region" in program.finish()[1]
+        assert told(program) == f"region {box.region} {DAMAGES[how]}: {ENVIRONMENT}"
+    with box.start() as program:
+        program("context()")
+        assert program("alloc(2 * GIB)")[0] == 0
+        assert told(program).endswith("nothing is limited")
+
+
+def test_a_region_that_is_missing_is_told_and_one_that_nobody_named_is_not(
+    container: Make,
+) -> None:
+    box = container(by="none")
+    with box.start(CUDA_DEVICE_MEMORY_SHARED_CACHE="/nowhere/cache") as program:
+        program("context()")
+        assert told(program) == "region /nowhere/cache is missing: nothing is limited"
+    with box.start(CUDA_DEVICE_MEMORY_LIMIT_0="512m") as program:
+        program("context()")
+        assert program.finish()[1] == ""
+    with box.start(CUDA_DEVICE_MEMORY_SHARED_CACHE="/nowhere/cache") as program:
+        program("1 + 1")
+        assert program.finish()[1] == "", "it does not use the card"
 
 
 @pytest.fixture
@@ -482,9 +516,11 @@ def test_a_fixed_region_that_is_damaged_refuses(
     box = Container(library=fixed, driver=gibibyte.driver, environment=environment)
     with box.start() as program:
         assert program("context()") == OUT_OF_MEMORY
+        assert told(program).endswith("allocations are refused")
     with box.start(CUDA_DEVICE_MEMORY_LIMIT_0="512m") as program:
         assert program("context()") == 0
         assert program("fill()") == 512 * MIB - CONTEXT
+        assert told(program).endswith(ENVIRONMENT)
 
 
 @pytest.fixture
@@ -524,7 +560,6 @@ def test_a_second_user(container: Make, open_folder: Path, mode: int) -> None:
         "FAKE_CARD": str(open_folder / "card"),
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(region),
         "CUDA_DEVICE_MEMORY_LIMIT_0": "512m",
-        "LIBCUDA_LOG_LEVEL": "1",
         "PATH": os.environ["PATH"],
     }
     command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env"]
@@ -538,4 +573,5 @@ def test_a_second_user(container: Make, open_folder: Path, mode: int) -> None:
         assert program("total()") == expected
         assert program("fill()") == expected - CONTEXT
         _, errors = program.finish()
-        assert ("region" in errors) == (mode != 0o666)
+        assert len(errors.splitlines()) == (mode != 0o666)
+        assert {0o666: "", 0o644: "counts alone", 0o600: ENVIRONMENT}[mode] in errors
