@@ -10,6 +10,7 @@ import pytest
 
 from testbed.errors import CheckFailed, TestbedError
 from testbed.lab.deploy import cards, enforcement, ledger, plugin_states, set_enforcement
+from testbed.lab.deploy.chosen import Chosen
 from testbed.lab.deploy.common import (
     ANNOTATION_NUDGE,
     CERTIFICATES,
@@ -142,6 +143,39 @@ def test_certificates_renew_themselves_while_pods_are_admitted(testbed, namespac
     # A deployment finds what the job left.
     testbed.deploy(QUIET)
     assert stack_pods(testbed) == rolled
+
+
+def holder(kube):
+    """Return the pod whose scheduler holds the lease."""
+    lease = kube.find("coordination.k8s.io/v1", "Lease", SCHEDULER, names.NAMESPACE) or {}
+    return ((lease.get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
+
+
+def test_of_two_schedulers_the_other_takes_over_and_the_choice_is_kept(testbed, namespace):
+    kube = testbed.kube
+    chosen = Chosen(schedulerReplicas=2, deviceConfig={"gpuSchedulerPolicy": "binpack"})
+    testbed.deploy(QUIET, values=chosen)
+    try:
+        testbed.deploy(QUIET)  # without a file: as it was chosen
+        assert testbed.chosen() == chosen
+        pods = kube.list("v1", "Pod", names.NAMESPACE, labels=f"{NAME}={SCHEDULER}")
+        here = {found["metadata"]["name"] for found in pods}
+        assert len(here) == 2
+        first = wait_until(
+            "one of the two leads", lambda: holder(kube), ready=here.__contains__, timeout_s=60
+        )
+        kube.create(pod(testbed, namespace, "before", 2048))
+        before = wait_phase(kube, namespace, "before", ("Running", "Failed"), 60)
+        kube.delete("v1", "Pod", first, names.NAMESPACE, grace_s=0)
+        kube.create(pod(testbed, namespace, "after", 3072))
+        found = wait_phase(kube, namespace, "after", ("Running", "Failed"), 120)
+        assert phase(found) == "Running", found["status"]
+        assert holder(kube) != first
+        # Who took over knows what the first one promised.
+        assert {each["metadata"]["uid"] for each in (before, found)} <= ledger(kube)["pods"].keys()
+    finally:
+        testbed.deploy(QUIET, values=Chosen())
+    assert testbed.chosen() == Chosen()
 
 
 def webhooks_that_read_anew(kube):
