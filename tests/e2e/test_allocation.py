@@ -11,40 +11,21 @@ from testbed.lab.wait import wait_until
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares
 
+from .places import sample_pod
+
 ROUNDS = 20
 SHOW = "env | grep -E '^(CUDA_|NVIDIA_)' | sort; cat /etc/ld.so.preload; sleep 300"
 
 
 def pod(testbed, namespace, name, mib, *, cores=10, scheduler="", command=SHOW):
     """Return a pod that shows the limits that its container was given."""
-    spec = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 0,
-        "automountServiceAccountToken": False,
-        "containers": [
-            {
-                "name": "main",
-                "image": testbed.info().pytorch_image,
-                "imagePullPolicy": "IfNotPresent",
-                "command": ["sh", "-c", command],
-                "resources": {
-                    "limits": {
-                        names.RESOURCE_COUNT: "1",
-                        names.RESOURCE_MEMORY: str(mib),
-                        names.RESOURCE_CORES: str(cores),
-                    }
-                },
-            }
-        ],
+    limits = {
+        names.RESOURCE_COUNT: 1,
+        names.RESOURCE_MEMORY: mib,
+        names.RESOURCE_CORES: cores,
     }
-    if scheduler:
-        spec["schedulerName"] = scheduler
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": spec,
-    }
+    spec = {"schedulerName": scheduler} if scheduler else {}
+    return sample_pod(testbed, namespace, name, ["sh", "-c", command], limits, **spec)
 
 
 def kubectl(testbed, *arguments, stdin=""):

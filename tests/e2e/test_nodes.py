@@ -7,21 +7,22 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 
 import pytest
 
 from testbed.card import profiles
-from testbed.errors import InputError, TestbedError
+from testbed.errors import InputError
 from testbed.lab import bundle
 from testbed.lab.deploy import enforcement
 from testbed.lab.explain import explain, gather
 from testbed.lab.progress import ConsoleProgress
-from testbed.lab.testbed import Testbed, cluster_spec
+from testbed.lab.testbed import cluster_spec
 from testbed.lab.wait import wait_until
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares, decode_register
 from testbed.units import MIB
+
+from .places import brought_up, own_namespace, sample_pod
 
 A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
 CARDS = "a100-80gb:2,t4:1;t4:8,a100-80gb:8"
@@ -61,58 +62,23 @@ print("FOUND", json.dumps(found), flush=True)
 @pytest.fixture(scope="module")
 def nodes(request, tmp_path_factory):
     """A testbed of two nodes with cards of their own."""
-    found = Testbed(f"n{os.getpid()}")
-    progress = ConsoleProgress(stream=sys.__stderr__)
-    before = request.session.testsfailed
-    try:
-        try:
-            found.ensure(cluster_spec(CARDS), progress)
-        except TestbedError:
-            print(f"\nbundle: {found.bundle(tmp_path_factory.mktemp('bundle'))}", file=sys.stderr)
-            raise
+    folder = tmp_path_factory.mktemp
+    with brought_up(f"n{os.getpid()}", cluster_spec(CARDS), request.session, folder) as found:
         yield found
-        if request.session.testsfailed > before:
-            print(f"\nbundle: {found.bundle(tmp_path_factory.mktemp('bundle'))}", file=sys.stderr)
-    finally:
-        found.down(progress)
 
 
 @pytest.fixture
 def space(nodes):
     """A namespace of the test's own on the two nodes."""
-    kube, name = nodes.kube, f"e2e-{uuid.uuid4().hex[:8]}"
-    kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    try:
+    with own_namespace(nodes.kube) as name:
         yield name
-    finally:
-        pods = [pod["metadata"]["name"] for pod in kube.list("v1", "Pod", name)]
-        for pod in pods:
-            kube.delete("v1", "Pod", pod, name, grace_s=0)
-        kube.delete("v1", "Namespace", name)
-        for pod in pods:
-            kube.wait_gone("v1", "Pod", pod, name, timeout_s=60)
 
 
 def pod(nodes, space, name, limits, *, node="", annotations=None):
     """Return a pod that looks at its cards and ends."""
-    spec = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 0,
-        "automountServiceAccountToken": False,
-        "containers": [
-            {
-                "name": "main",
-                "image": nodes.info().pytorch_image,
-                "imagePullPolicy": "IfNotPresent",
-                "command": ["/opt/testbed/pytorch/bin/python", "-c", LOOK],
-                "resources": {"limits": {key: str(value) for key, value in limits.items()}},
-            }
-        ],
-    }
-    if node:
-        spec["nodeSelector"] = {"kubernetes.io/hostname": node}
-    metadata = {"name": name, "namespace": space, "annotations": annotations or {}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    command = ["/opt/testbed/pytorch/bin/python", "-c", LOOK]
+    spec = {"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}
+    return sample_pod(nodes, space, name, command, limits, annotations=annotations, **spec)
 
 
 def looked(nodes, space, name):

@@ -9,89 +9,19 @@
  * that takes no time; a batch must fit the queue of a stream, and is waited for outside of
  * what is measured.
  */
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-/* Text of the emulated driver's own; a real one refuses it. */
-static const char image[] = "VGPU-EMULATED-KERNELS 1\nvgpu_bench_spin spin\n";
-static const char kernel_name[] = "vgpu_bench_spin";
+#include "bench.h"
 
 static void *library;
 
-static void fail(const char *what, int code)
+static void *driver(void)
 {
-    fprintf(stderr, "%s: error %d\n", what, code);
-    exit(2);
-}
-
-static void open_library(const char *name)
-{
-    library = dlopen(name, RTLD_NOW);
-    if (library == NULL) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-}
-
-/* Stores the address of `name` in a typed function pointer. */
-static void find(const char *name, void *function)
-{
-    void *symbol = dlsym(library, name);
-    if (symbol == NULL) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    memcpy(function, &symbol, sizeof symbol);
-}
-
-static double now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
-}
-
-#define MUST(call)                                                                         \
-    do {                                                                                   \
-        int code_ = (call);                                                                \
-        if (code_ != 0)                                                                    \
-            fail(#call, code_);                                                            \
-    } while (0)
-
-typedef int (*launch_fn)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                         unsigned, void *, void **, void **);
-
-static launch_fn cu_launch;
-static int (*cu_synchronize)(void);
-
-static void *driver_kernel(void)
-{
-    int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
-    int (*load)(void **, const void *), (*get)(void **, void *, const char *);
-    open_library("libcuda.so.1");
-    find("cuInit", &init);
-    find("cuDevicePrimaryCtxRetain", &retain);
-    find("cuCtxSetCurrent", &set);
-    find("cuModuleLoadData", &load);
-    find("cuModuleGetFunction", &get);
-    find("cuLaunchKernel", &cu_launch);
-    find("cuCtxSynchronize", &cu_synchronize);
-    void *context = NULL, *module = NULL, *kernel = NULL;
-    MUST(init(0));
-    MUST(retain(&context, 0));
-    MUST(set(context));
-    MUST(load(&module, image));
-    MUST(get(&kernel, module, kernel_name));
-    return kernel;
+    library = open_library("libcuda.so.1", 0);
+    return driver_kernel(library);
 }
 
 static void bench_driver(long batches, long calls)
 {
-    void *kernel = driver_kernel();
+    void *kernel = driver();
     uint64_t duration = 0;
     void *parameters[] = {&duration};
     for (long batch = -1; batch < batches; batch++) { /* the first warms up */
@@ -116,11 +46,11 @@ static void bench_runtime(long batches, long calls)
                             void *, void *, int *);
     int (*launch)(const void *, struct dim3, struct dim3, void **, size_t, void *);
     int (*synchronize)(void);
-    open_library("libcudart.so.13");
-    find("__cudaRegisterFatBinary", &register_image);
-    find("__cudaRegisterFunction", &register_kernel);
-    find("cudaLaunchKernel", &launch);
-    find("cudaDeviceSynchronize", &synchronize);
+    library = open_library("libcudart.so.13", 0);
+    find(library, "__cudaRegisterFatBinary", &register_image);
+    find(library, "__cudaRegisterFunction", &register_kernel);
+    find(library, "cudaLaunchKernel", &launch);
+    find(library, "cudaDeviceSynchronize", &synchronize);
     register_kernel(register_image(image), kernel_name, NULL, kernel_name, -1, NULL, NULL, NULL,
                     NULL, NULL);
     struct dim3 grid = {1, 1, 1}, block = {32, 1, 1};
@@ -140,9 +70,9 @@ static void bench_runtime(long batches, long calls)
 static void bench_alloc(long batches, long calls, size_t bytes)
 {
     int (*allocate)(unsigned long long *, size_t), (*release)(unsigned long long);
-    driver_kernel();
-    find("cuMemAlloc_v2", &allocate);
-    find("cuMemFree_v2", &release);
+    driver();
+    find(library, "cuMemAlloc_v2", &allocate);
+    find(library, "cuMemFree_v2", &release);
     for (long batch = -1; batch < batches; batch++) {
         double start = now_ns();
         for (long i = 0; i < calls; i++) {
@@ -158,11 +88,11 @@ static void bench_alloc(long batches, long calls, size_t bytes)
 
 static void bench_time(double seconds, uint64_t duration_ns)
 {
-    void *kernel = driver_kernel();
+    void *kernel = driver();
     int (*create)(void **, unsigned), (*record)(void *, void *), (*elapsed)(float *, void *, void *);
-    find("cuEventCreate", &create);
-    find("cuEventRecord", &record);
-    find("cuEventElapsedTime_v2", &elapsed);
+    find(library, "cuEventCreate", &create);
+    find(library, "cuEventRecord", &record);
+    find(library, "cuEventElapsedTime_v2", &elapsed);
     long kernels = (long)(seconds * 1e9 / (double)duration_ns);
     void *first, *last;
     void *parameters[] = {&duration_ns};

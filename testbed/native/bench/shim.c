@@ -9,23 +9,15 @@
  * The driver is found as a program that is linked to it would find it, whatever is preloaded
  * first; it prints nothing else. A tenant prints "ready", and begins at a line on stdin.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-/* Text of the emulated driver's own; a real one refuses it. */
-static const char image[] = "VGPU-EMULATED-KERNELS 1\nvgpu_bench_spin spin\n";
-static const char kernel_name[] = "vgpu_bench_spin";
+#include "bench.h"
 
 #define GRANULE (2ull << 20)
 /* Of a racing process: blocks a round at most, and granules of the largest. */
@@ -35,70 +27,16 @@ static const char kernel_name[] = "vgpu_bench_spin";
 #define CONTEXT_EVERY 8
 #define MOST_PROCESSES 64
 
-static int (*cu_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, void *, void **, void **);
-static int (*cu_synchronize)(void);
-static int (*cu_set)(void *);
 static int (*cu_allocate)(unsigned long long *, size_t);
 static int (*cu_release)(unsigned long long);
-static void *context;
 
-static void fail(const char *what, int code)
+/* Finds the first of the global scope: a preloaded library's functions before the driver's. */
+static void *driver(void)
 {
-    fprintf(stderr, "%s: error %d\n", what, code);
-    exit(2);
-}
-
-#define MUST(call)                                                                         \
-    do {                                                                                   \
-        int code_ = (call);                                                                \
-        if (code_ != 0)                                                                    \
-            fail(#call, code_);                                                            \
-    } while (0)
-
-/* Stores the address of `name` in a typed function pointer: the first in the global scope, so
- * that a preloaded library's own comes before the driver's. */
-static void find(const char *name, void *function)
-{
-    void *symbol = dlsym(RTLD_DEFAULT, name);
-    if (symbol == NULL) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    memcpy(function, &symbol, sizeof symbol);
-}
-
-static double now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
-}
-
-static void *driver_kernel(void)
-{
-    int (*init)(unsigned), (*retain)(void **, int);
-    int (*load)(void **, const void *), (*get)(void **, void *, const char *);
-    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) == NULL) {
-        fprintf(stderr, "%s\n", dlerror());
-        exit(2);
-    }
-    find("cuInit", &init);
-    find("cuDevicePrimaryCtxRetain", &retain);
-    find("cuCtxSetCurrent", &cu_set);
-    find("cuModuleLoadData", &load);
-    find("cuModuleGetFunction", &get);
-    find("cuLaunchKernel", &cu_launch);
-    find("cuCtxSynchronize", &cu_synchronize);
-    find("cuMemAlloc_v2", &cu_allocate);
-    find("cuMemFree_v2", &cu_release);
-    void *module = NULL, *kernel = NULL;
-    MUST(init(0));
-    MUST(retain(&context, 0));
-    MUST(cu_set(context));
-    MUST(load(&module, image));
-    MUST(get(&kernel, module, kernel_name));
-    return kernel;
+    open_library("libcuda.so.1", RTLD_GLOBAL);
+    find(RTLD_DEFAULT, "cuMemAlloc_v2", &cu_allocate);
+    find(RTLD_DEFAULT, "cuMemFree_v2", &cu_release);
+    return driver_kernel(RTLD_DEFAULT);
 }
 
 static uint64_t duration_ns;
@@ -130,7 +68,7 @@ static int tenant(const char *ns, const char *pattern)
     synchronised = strcmp(pattern, "sync") == 0;
     if (!synchronised && strcmp(pattern, "deep") != 0)
         return 1;
-    void *kernel = driver_kernel();
+    void *kernel = driver();
     puts("ready");
     fflush(stdout);
     char line[16];
@@ -148,7 +86,7 @@ static int tenant(const char *ns, const char *pattern)
 
 static void bench_launch(long batches, long calls, uint64_t ns, unsigned pause_us)
 {
-    void *kernel = driver_kernel();
+    void *kernel = driver();
     struct timespec pause = {pause_us / 1000000, pause_us % 1000000 * 1000};
     duration_ns = ns;
     for (long batch = 0; batch < batches; batch++) {
@@ -164,7 +102,7 @@ static void bench_launch(long batches, long calls, uint64_t ns, unsigned pause_u
 
 static void bench_memory(long batches, long calls, size_t bytes)
 {
-    driver_kernel();
+    driver();
     unsigned long long *pointers = calloc((size_t)calls, sizeof *pointers);
     if (pointers == NULL)
         fail("memory", 0);
@@ -213,9 +151,9 @@ static void count(struct race *race, int code, uint64_t bytes)
 
 static void racer(struct race *race, long number, long processes, long rounds)
 {
-    driver_kernel();
-    find("cuCtxCreate_v2", &cu_create);
-    find("cuCtxDestroy_v2", &cu_destroy);
+    driver();
+    find(RTLD_DEFAULT, "cuCtxCreate_v2", &cu_create);
+    find(RTLD_DEFAULT, "cuCtxDestroy_v2", &cu_destroy);
     uint32_t noise = 2463534242u + (uint32_t)number;
     for (long round = 0; round < rounds; round++) {
         unsigned long long held[BLOCKS];
