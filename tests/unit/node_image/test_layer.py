@@ -17,15 +17,16 @@ from testbed.lab.images.node import packages
 from testbed.lab.images.node.layer import MOMENT, Layer, merged, tree, write_archive
 
 
-def package(path: Path, files: dict[str, bytes | str]) -> Path:
+def package(path: Path, files: dict[str, bytes | str], depends: str = "") -> Path:
     """Make a Debian package: bytes are files, texts are targets of links."""
     if shutil.which("dpkg-deb") is None:
         pytest.skip("not a Debian system")
     root = path.with_suffix("")
     (root / "DEBIAN").mkdir(parents=True)
     (root / "DEBIAN/control").write_text(
-        f"Package: {path.stem}\nVersion: 1\nArchitecture: all\nMaintainer: x <x@example.org>\n"
-        "Description: x\n"
+        f"Package: {path.stem.partition('_')[0]}\nVersion: 1\nArchitecture: all\n"
+        + (f"Depends: {depends}\n" if depends else "")
+        + "Maintainer: x <x@example.org>\nDescription: x\n"
     )
     for name, content in files.items():
         target = root / name

@@ -110,10 +110,25 @@ def test_dependencies(text: str, expected: list[list[str]]) -> None:
 
 def test_closure_ends_in_a_circle_and_at_what_is_not_there() -> None:
     depends = {"a": [["b"]], "b": [["a", "c"]], "c": [["gone"]], "d": []}
-    assert packages.closure(["a", "unknown"], depends) == {"a", "b", "c"}
+    asked: list[str] = []
+
+    def ask(name: str) -> list[list[str]]:
+        asked.append(name)
+        return depends[name]
+
+    assert packages.closure(["a", "unknown"], depends, ask) == {"a", "b", "c"}
+    assert sorted(asked) == ["a", "b", "c"], "each once, and no other"
 
 
-def test_needed_packages_are_found_by_their_fields(tmp_path: Path) -> None:
-    first = package(tmp_path / "first.deb", {"usr/bin/a": b""})
-    package(tmp_path / "second.deb", {"usr/bin/b": b""})
-    assert packages.needed(tmp_path, ["first", "gone"]) == [first]
+def test_needed_packages_are_found_by_their_names(tmp_path: Path) -> None:
+    depends = "second (>= 1) | other, gone"
+    first = package(tmp_path / "first_1_all.deb", {"usr/bin/a": b""}, depends)
+    second = package(tmp_path / "second_1%3a2_all.deb", {"usr/bin/b": b""})
+    package(tmp_path / "third_1_all.deb", {"usr/bin/c": b""})
+    assert packages.needed(tmp_path, ["first", "unknown"]) == [first, second]
+
+
+def test_a_broken_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "first_1_all.deb").write_bytes(b"nothing")
+    with pytest.raises(TestbedError, match=r"cannot read first_1_all\.deb"):
+        packages.needed(tmp_path, ["first"])

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 #: Of every file. Some programs take a time of 0 for "not set".
 MOMENT = 1767225600
+_CHUNK = 1 << 20
 #: Folders of the root that are links into /usr (usrmerge), wherever a package puts its files.
 _MERGED = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
 
@@ -43,7 +44,9 @@ class Layer:
     def __init__(self, out: IO[bytes]) -> None:
         self._sink = _Sink(out)
         self._seen: set[str] = set()
-        self._tar = tarfile.TarFile(fileobj=self._sink, mode="w", format=tarfile.GNU_FORMAT)
+        self._tar = tarfile.TarFile(
+            fileobj=self._sink, mode="w", format=tarfile.GNU_FORMAT, copybufsize=_CHUNK
+        )
 
     @property
     def size(self) -> int:

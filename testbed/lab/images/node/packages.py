@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -74,18 +74,19 @@ def files(folder: Path) -> list[Path]:
 def needed(folder: Path, names: Iterable[str]) -> list[Path]:
     """Return the files of some packages and of all that they depend on.
 
+    Files are found by the names that apt gives them: ``name_version_architecture.deb``.
+
     Raises:
         TestbedError: a file is no package.
     """
-    described = [(file, _fields(file)) for file in files(folder)]
-    by_name = {fields["Package"]: file for file, fields in described}
-    depends = {
-        fields["Package"]: dependencies(
-            ", ".join(filter(None, (fields.get("Pre-Depends"), fields.get("Depends"))))
-        )
-        for _, fields in described
-    }
-    return sorted(by_name[name] for name in closure(names, depends))
+    by_name = {file.name.partition("_")[0]: file for file in files(folder)}
+
+    def depends(name: str) -> list[list[str]]:
+        fields = _fields(by_name[name])
+        named = filter(None, (fields.get("Pre-Depends"), fields.get("Depends")))
+        return dependencies(", ".join(named))
+
+    return sorted(by_name[name] for name in closure(names, set(by_name), depends))
 
 
 def dependencies(text: str) -> list[list[str]]:
@@ -97,17 +98,18 @@ def dependencies(text: str) -> list[list[str]]:
     ]
 
 
-def closure(names: Iterable[str], depends: Mapping[str, list[list[str]]]) -> set[str]:
-    """Return names and all that they need, as far as it is there."""
+def closure(
+    names: Iterable[str], there: Container[str], depends: Callable[[str], list[list[str]]]
+) -> set[str]:
+    """Return names and all that they need, as far as it is there; each is asked for once."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        if name in found or name not in depends:
+        if name in found or name not in there:
             continue
         found.add(name)
-        for choices in depends[name]:
-            waiting += [choice for choice in choices if choice in depends]
+        waiting += [choice for choices in depends(name) for choice in choices]
     return found
 
 
@@ -195,7 +197,7 @@ def _download(folder: Path, step: Step) -> None:
 
 def _fields(file: Path) -> dict[str, str]:
     text = command.run(
-        ["dpkg-deb", "--field", file, "Package", "Pre-Depends", "Depends"],
+        ["dpkg-deb", "--field", file, "Pre-Depends", "Depends"],
         what=f"cannot read {file.name}",
         timeout_s=_QUERY_S,
     )
@@ -204,6 +206,4 @@ def _fields(file: Path) -> dict[str, str]:
         name, colon, value = line.partition(": ")
         if colon and not line.startswith(" "):
             found[name] = value
-    if "Package" not in found:
-        raise TestbedError(f"cannot read {file.name}", why="it names no package", artifacts=file)
     return found
