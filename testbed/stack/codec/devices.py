@@ -36,6 +36,8 @@ def decode_pod_shares(text: str, containers: int | None = None) -> PodShares:
         CodecError: a device has not four fields, a number is not one, or there
             are more non-empty entries than containers.
     """
+    if containers == 1 and text.find(";") == len(text) - 1 > 0:
+        return (_decode_container(text[:-1], text),)  # as most are, and as we write them
     parts = text.split(";")
     if parts and parts[-1] == "":
         parts.pop()
@@ -68,7 +70,10 @@ def _encode_container(container: ContainerShares) -> str:
 
 
 def _decode_container(part: str, whole: str) -> ContainerShares:
-    return tuple(_decode_device(item, whole) for item in part.split(":") if item.strip())
+    items = part.split(":")
+    if not items[-1]:
+        items.pop()
+    return tuple([_decode_device(item, whole) for item in items if item.strip()])
 
 
 def _decode_device(item: str, whole: str) -> Share:

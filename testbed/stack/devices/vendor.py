@@ -79,7 +79,10 @@ class Vendor:
         Raises:
             CodecError: it cannot be read.
         """
-        return tuple(replace(card, vendor=self.word) for card in decode_register(text))
+        return tuple(
+            card if card.vendor == self.word else replace(card, vendor=self.word)
+            for card in decode_register(text)
+        )
 
     def encode(self, cards: Iterable[Card]) -> str:
         """Return its register annotation."""
@@ -185,11 +188,12 @@ def read_shares(
         if not text:
             continue
         own = decode_pod_shares(text, containers)
-        for share in (s for entry in own for s in entry):
-            if share.vendor != vendor.word:
-                raise CodecError(
-                    f"device list {text!r} cannot be read",
-                    why=f"{share.vendor!r} is not {vendor.word}",
-                )
+        for entry in own:
+            for share in entry:
+                if share.vendor != vendor.word:
+                    raise CodecError(
+                        f"device list {text!r} cannot be read",
+                        why=f"{share.vendor!r} is not {vendor.word}",
+                    )
         found = own if found is None else tuple(a + b for a, b in zip(found, own, strict=True))
     return found

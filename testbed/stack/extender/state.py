@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from testbed.errors import CodecError, InputError
@@ -24,10 +25,10 @@ from testbed.stack.extender.pods import PodView, view_of
 from testbed.stack.extender.reservations import Reservation, Reservations, Stage
 from testbed.stack.extender.turns import Turns
 from testbed.stack.extender.waiting import Waiting
-from testbed.stack.model import VENDOR_NVIDIA, Card, PodKey, PodShares
+from testbed.stack.model import VENDOR_NVIDIA, Card, PodKey, PodShares, Share
 from testbed.stack.placement.decide import Choice
 from testbed.stack.placement.effective import Charge, Kind, fold
-from testbed.stack.placement.ledger import Ledger
+from testbed.stack.placement.ledger import Held, Ledger
 from testbed.stack.placement.preempt import Plan
 from testbed.stack.placement.quota import Amount, Quotas
 from testbed.units import quantity
@@ -42,6 +43,10 @@ class _Seen:
     registers: tuple[tuple[str, str, bool], ...]  # by vendor: word, text, kubelet offers it
     cordon: str
     links: str
+
+    def digest(self) -> bytes:
+        """Return what is kept of it: texts of a large cluster would be seven megabytes."""
+        return blake2b(repr(self).encode(), digest_size=16).digest()
 
 
 def offers(node: Mapping[str, Any], resource: str) -> bool:
@@ -59,11 +64,38 @@ class Bound:
 
     pod: PodKey
     node: str
-    shares: PodShares
     kinds: tuple[Kind, ...]
     initialised: bool
     priority: int = 0
     since: float = 0.0
+    _shares: PodShares | None
+    _held: Held = ()
+    _vendor: str = ""
+
+    def slim(self, held: Held) -> None:
+        """Keep what the ledger holds in place of the shares, where they are the same."""
+        shares = self._shares
+        if shares is None or len(shares) != 1 or self.kinds[:1] != (Kind.APP,):
+            return
+        flat: list[Any] = [self.node]
+        for share in shares[0]:
+            flat += (share.uuid, 1, share.mem_mib, share.core_pct)
+        if tuple(flat) == held:
+            self._held, self._vendor = held, shares[0][0].vendor
+            self._shares = None
+
+    @property
+    def shares(self) -> PodShares:
+        """What each container was promised."""
+        if self._shares is not None:
+            return self._shares
+        held, vendor = self._held, self._vendor
+        return (
+            tuple(
+                Share(uuid=uuid, vendor=vendor, mem_mib=mem, core_pct=core)
+                for uuid, mem, core in zip(held[1::4], held[3::4], held[4::4], strict=True)
+            ),
+        )
 
 
 class State:
@@ -94,8 +126,9 @@ class State:
         self.quotas_synced = True
         self.times = Histogram()
         self.load_s: float | None = None
-        self._registered: dict[str, _Seen] = {}
+        self._registered: dict[str, bytes] = {}  # digest of what was last read, by node
         self._priorities: Counter[int] = Counter()
+        self._begun: float | None = None
 
     @property
     def synced(self) -> bool:
@@ -162,9 +195,10 @@ class State:
             cordon=annotations.get(names.DEVICE_CORDON) or "",
             links=annotations.get(names.NODE_SCORE) or "",
         )
-        if self._registered.get(name) == seen:
+        digest = seen.digest()
+        if self._registered.get(name) == digest:
             return
-        self._registered[name] = seen
+        self._registered[name] = digest
         try:
             cards = self._cards(seen)
         except CodecError as error:
@@ -267,7 +301,10 @@ class State:
     ) -> None:
         self.ledger.promise(pod.uid, node, charges)
         # A pod's cards are of one vendor.
-        vendor = next((share.vendor for each in shares for share in each), VENDOR_NVIDIA)
+        if shares and shares[0]:
+            vendor = shares[0][0].vendor
+        else:
+            vendor = next((share.vendor for each in shares for share in each), VENDOR_NVIDIA)
         self.quotas.charge(pod.uid, pod.namespace, charges.values(), vendor)
 
     def _give_back(self, uid: str) -> None:
@@ -325,11 +362,11 @@ class State:
         bound = Bound(
             pod=view.key,
             node=view.node,
-            shares=shares,
+            _shares=shares,
             kinds=view.kinds,
             initialised=view.initialised,
             priority=view.priority,
-            since=self.clock(),
+            since=self._adopted_at(),
         )
         self._priorities[bound.priority] += 1
         self._charge(bound)
@@ -338,10 +375,20 @@ class State:
             log.warning("%s holds cards that %s lacks: %s", view.key, view.node, unknown)
         return bound
 
+    def _adopted_at(self) -> float:
+        """Return the time, the same for all pods of a first list: they were there before."""
+        if self.synced:
+            return self.clock()
+        if self._begun is None:
+            self._begun = self.clock()
+        return self._begun
+
     def _charge(self, bound: Bound) -> None:
         self.bound[bound.pod.uid] = bound
-        charges = fold(bound.shares, bound.kinds, initialised=bound.initialised)
-        self._promise(bound.pod, bound.node, bound.shares, charges)
+        shares = bound.shares
+        charges = fold(shares, bound.kinds, initialised=bound.initialised)
+        self._promise(bound.pod, bound.node, shares, charges)
+        bound.slim(self.ledger.held(bound.pod.uid))
 
     # --- promises --------------------------------------------------------
 
@@ -405,15 +452,16 @@ class State:
         uid = reservation.pod.uid
         if self.reservations.drop(uid) is None:
             return
-        self.bound[uid] = Bound(
+        bound = self.bound[uid] = Bound(
             pod=reservation.pod,
             node=reservation.node,
-            shares=reservation.shares,
+            _shares=reservation.shares,
             kinds=reservation.kinds,
             initialised=Kind.INIT not in reservation.kinds,
             priority=reservation.priority,
             since=self.clock(),
         )
+        bound.slim(self.ledger.held(uid))
         self._priorities[reservation.priority] += 1
 
     def drop_expired(self) -> list[Reservation]:

@@ -55,10 +55,10 @@ class Promise:
 
 #: A promise as it is kept: the node, then uuid, slots, MiB and percent of each card. A
 #: hundred thousand objects with maps would need three times the memory.
-_Held = tuple[Any, ...]
+Held = tuple[Any, ...]
 
 
-def _charges(held: _Held) -> Iterator[tuple[str, int, int, int]]:
+def _charges(held: Held) -> Iterator[tuple[str, int, int, int]]:
     return zip(held[1::4], held[2::4], held[3::4], held[4::4], strict=True)
 
 
@@ -76,7 +76,7 @@ class Ledger:
         self._models: dict[str, int] = {}
         self._vendors: dict[str, int] = {}
         self._places: dict[str, tuple[tuple[int, int], ...]] = {}  # uuid -> (row, column)
-        self._promises: dict[str, _Held] = {}
+        self._promises: dict[str, Held] = {}
         self._by_node: dict[str, list[str]] = {}  # few pods: a set needs ten times as much
         self._cordoned: dict[str, frozenset[str]] = {}
         self._links: dict[int, dict[str, Mapping[str, int]]] = {}
@@ -119,10 +119,13 @@ class Ledger:
         self._cordoned[name] = frozenset(cordoned)
         if links:
             self._links[row] = dict(links)
-        for column, card in enumerate(ordered):
-            self._write_card(row, column, card, card.uuid in self._cordoned[name])
+        self._write_cards(row, ordered, self._cordoned[name])
         self._remembered.clear()
-        self._recount(row)
+        if self._books:
+            self._recount(row)
+        else:
+            self.slots_free[row], self.mem_free[row] = self.slots_total[row], self.mem_total[row]
+            self.core_free[row] = self.core_total[row]
 
     def remove_node(self, name: str) -> None:
         """Forget a node's cards; promises on it stay, in case it returns."""
@@ -255,8 +258,7 @@ class Ledger:
         if self._books:
             return
         self._books = True
-        for row in self._row.values():
-            self._reset(row)
+        self._reset(slice(0, self.size))
         rows, columns, amounts = array("q"), array("q"), array("q")
         for held in self._promises.values():
             row_of = self._row.get(held[0])
@@ -268,8 +270,6 @@ class Ledger:
                         rows.append(row)
                         columns.append(column)
                         amounts.extend(amount)
-        if not rows:
-            return
         taken = np.array(amounts, np.int64).reshape(-1, 3)
         where = (np.array(rows, np.int64), np.array(columns, np.int64))
         for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
@@ -312,6 +312,10 @@ class Ledger:
                 for uuid, slots, mem, core in _charges(held)
             ),
         )
+
+    def held(self, uid: str) -> Held:
+        """Return what a pod holds, as it is kept; empty if it holds nothing."""
+        return self._promises.get(uid, ())
 
     def unknown_cards(self, uid: str) -> tuple[str, ...]:
         """Return the uuids of a promise that its node has not registered."""
@@ -404,6 +408,8 @@ class Ledger:
         return row
 
     def _clear_row(self, row: int) -> None:
+        if not self._cards[row]:
+            return  # nothing was ever written there, or it is cleared
         for column, card in enumerate(self._cards[row]):
             here = (row, column)
             places = tuple(place for place in self._places[card.uuid] if place != here)
@@ -422,41 +428,39 @@ class Ledger:
         self.inverse[row] = 0
         self.grade[row] = 0
 
-    def _write_card(self, row: int, column: int, card: Card, cordoned: bool) -> None:
-        places = self._places.get(card.uuid, ())
-        if (row, column) not in places:
-            self._places[card.uuid] = (*places, (row, column))
-        self.slots_total[row, column] = card.slots
-        self.mem_total[row, column] = card.mem_mib
-        self.core_total[row, column] = card.core_pct
-        self.model[row, column] = self._models.setdefault(card.model, len(self._models))
-        self.numa[row, column] = card.numa
-        self.vendor[row, column] = self._vendors.setdefault(card.vendor, len(self._vendors))
-        self.present[row, column] = True
-        self.healthy[row, column] = card.healthy
-        self.cordon[row, column] = cordoned
-        self.shareable[row, column] = card.mode == MODE_HAMI_CORE
-        self.usable[row, column] = card.healthy and not cordoned and card.mode == MODE_HAMI_CORE
+    def _write_cards(self, row: int, cards: tuple[Card, ...], cordoned: frozenset[str]) -> None:
+        for column, card in enumerate(cards):
+            places = self._places.get(card.uuid, ())
+            if (row, column) not in places:
+                self._places[card.uuid] = (*places, (row, column))
+        models, vendors = self._models, self._vendors
+        here = (row, slice(0, len(cards)))  # a row at once: numpy's calls are what takes time
+        self.slots_total[here] = [card.slots for card in cards]
+        self.mem_total[here] = [card.mem_mib for card in cards]
+        self.core_total[here] = [card.core_pct for card in cards]
+        self.model[here] = [models.setdefault(card.model, len(models)) for card in cards]
+        self.numa[here] = [card.numa for card in cards]
+        self.vendor[here] = [vendors.setdefault(card.vendor, len(vendors)) for card in cards]
+        self.present[here] = True
+        self.healthy[here] = [card.healthy for card in cards]
+        self.cordon[here] = [card.uuid in cordoned for card in cards]
+        self.shareable[here] = [card.mode == MODE_HAMI_CORE for card in cards]
+        self.usable[here] = self.healthy[here] & ~self.cordon[here] & self.shareable[here]
 
     def _recount(self, row: int) -> None:
         """Compute a row's free values from the promises on it."""
         self._reset(row)
-        if self._books:
-            for uid in self._by_node.get(self._names[row], ()):
-                self._book(self._promises[uid], +1)
+        for uid in self._by_node.get(self._names[row], ()):
+            self._book(self._promises[uid], +1)
 
-    def _reset(self, row: int) -> None:
-        self.slots_free[row] = self.slots_total[row]
-        self.mem_free[row] = self.mem_total[row]
-        self.core_free[row] = self.core_total[row]
-        self.total[row] = (
-            self.slots_total[row].sum(),
-            self.mem_total[row].sum(),
-            self.core_total[row].sum(),
-        )
-        self.inverse[row] = 1 / np.maximum(self.total[row], 1)
-        self.used[row] = 0
-        self._derive(row)
+    def _reset(self, rows: int | slice) -> None:
+        """Compute the free values of a row, or of some, as if nothing were promised."""
+        totals = (self.slots_total[rows], self.mem_total[rows], self.core_total[rows])
+        self.slots_free[rows], self.mem_free[rows], self.core_free[rows] = totals
+        self.total[rows] = np.stack([total.sum(axis=-1) for total in totals], axis=-1)
+        self.inverse[rows] = 1 / np.maximum(self.total[rows], 1)
+        self.used[rows] = 0
+        self._derive(rows)
 
     def _derive(self, rows: int | slice) -> None:
         """Compute what follows from the free values of a row, or of some."""
@@ -467,7 +471,7 @@ class Ledger:
         self.mem_open[rows] = np.where(open_, np.clip(mem, -1, _INT32.max), -1)
         self.core_open[rows] = np.where(open_, np.minimum(core, _INT16.max), -1)
 
-    def _book(self, held: _Held, sign: int) -> None:
+    def _book(self, held: Held, sign: int) -> None:
         row = self._row.get(held[0])
         if row is None:
             return

@@ -116,22 +116,6 @@ class Offer(Sequence[str]):
         mask[rows[rows >= 0]] = True
         return mask
 
-    def quoted(self, ledger: Ledger, rows: Rows) -> list[bytes]:
-        """Return every name as it stands in JSON.
-
-        Args:
-            rows: What ``rows`` returned: most names are there already.
-        """
-        found: list[bytes] = [b""] * len(rows)
-        if ledger.size:
-            found = ledger.all_quoted()[rows].tolist()
-        strangers = np.flatnonzero(rows < 0).tolist()
-        if strangers:
-            names = self.names
-            for at in strangers:
-                found[at] = msgspec.json.encode(names[at])
-        return found
-
     def _plain_spans(self) -> tuple[Rows, Rows] | None:
         """Return where each name begins and ends in ``raw``; None where the list is not
         written as kube-scheduler does, without any space or escape."""

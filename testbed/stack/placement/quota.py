@@ -41,7 +41,11 @@ class Quotas:
     def __init__(self) -> None:
         self._hard: dict[Scope, dict[str, Amount]] = {}
         self._used: dict[Scope, list[int]] = {}
-        self._pods: dict[str, tuple[Scope, int, int]] = {}
+        #: Use by pod, as one number where it fits: a hundred thousand tuples would need
+        #: three times the memory.
+        self._pods: dict[str, int | tuple[int, int, int]] = {}
+        self._scopes: dict[Scope, int] = {}
+        self._scope_of: list[Scope] = []
 
     def set(self, namespace: str, name: str, hard: Amount, vendor: str = VENDOR_NVIDIA) -> None:
         """Take a quota's bounds for a vendor; one without any of the two keys is none."""
@@ -72,7 +76,11 @@ class Quotas:
             mem += charge.mem_mib
             core += charge.core_pct
         scope = (namespace, vendor)
-        self._pods[uid] = (scope, mem, core)
+        number = self._scopes.get(scope)
+        if number is None:
+            number = self._scopes[scope] = len(self._scope_of)
+            self._scope_of.append(scope)
+        self._pods[uid] = _packed(number, mem, core)
         used = self._used.setdefault(scope, [0, 0])
         used[0] += mem
         used[1] += core
@@ -82,7 +90,8 @@ class Quotas:
         held = self._pods.pop(uid, None)
         if held is None:
             return
-        scope, mem, core = held
+        number, mem, core = _unpacked(held)
+        scope = self._scope_of[number]
         used = self._used[scope]
         used[0] -= mem
         used[1] -= core
@@ -107,6 +116,22 @@ class Quotas:
     def hard(self) -> Mapping[Scope, Mapping[str, Amount]]:
         """Return the quotas by namespace and vendor, and by name."""
         return self._hard
+
+
+_NUMBERS, _CORES = 1 << 20, 1 << 16
+
+
+def _packed(number: int, mem: int, core: int) -> int | tuple[int, int, int]:
+    if 0 <= number < _NUMBERS and 0 <= core < _CORES and mem >= 0:
+        return (mem * _CORES + core) * _NUMBERS + number
+    return number, mem, core
+
+
+def _unpacked(held: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    if isinstance(held, tuple):
+        return held
+    rest, number = divmod(held, _NUMBERS)
+    return number, *divmod(rest, _CORES)
 
 
 def _left(bounds: Iterable[int | None], used: int) -> int | None:

@@ -48,7 +48,8 @@ class NodeTexts(Mapping[str, str]):
 
     Args:
         names: The nodes.
-        quoted: Their names as they stand in JSON, in the same order.
+        known: Names as they stand in JSON, by row.
+        rows: For each node its row there, -1 for one that it lacks.
         texts: The texts.
         which: For each node the position of its text.
         at: Positions of the nodes that are meant; all without it.
@@ -57,13 +58,14 @@ class NodeTexts(Mapping[str, str]):
     def __init__(
         self,
         names: Sequence[str],
-        quoted: list[bytes],
+        known: NDArray[np.object_],
+        rows: Rows,
         texts: list[str],
         which: Rows,
         at: Rows | None = None,
     ) -> None:
-        self._names, self._quoted, self._texts = names, quoted, texts
-        self._which, self._at = which, at
+        self._names, self._known, self._rows = names, known, rows
+        self._texts, self._which, self._at = texts, which, at
         self._dict: dict[str, str] | None = None
 
     def __len__(self) -> int:
@@ -85,17 +87,20 @@ class NodeTexts(Mapping[str, str]):
     def json(self) -> bytes:
         """Return the map as JSON, the nodes of one text together."""
         parts = []
-        which = self._which if self._at is None else self._which[self._at]
-        order = np.argsort(which, kind="stable")
-        begin = 0
-        quoted = self._quoted
-        for number, count in enumerate(np.bincount(which, minlength=len(self._texts)).tolist()):
-            if count:
-                some = order[begin : begin + count]
-                begin += count
-                some = some if self._at is None else self._at[some]
-                text = b":" + msgspec.json.encode(self._texts[number])
-                parts.append((text + b",").join([quoted[i] for i in some.tolist()]) + text)
+        which, rows = self._which, self._rows
+        if self._at is not None:
+            which, rows = which[self._at], rows[self._at]
+        for number, text in enumerate(self._texts):
+            at = np.flatnonzero(which == number)
+            if not len(at):
+                continue
+            mine = rows[at]
+            quoted = self._known[mine[mine >= 0]].tolist()
+            for stranger in at[mine < 0].tolist():
+                place = stranger if self._at is None else int(self._at[stranger])
+                quoted.append(msgspec.json.encode(self._names[place]))
+            value = b":" + msgspec.json.encode(text)
+            parts.append((value + b",").join(quoted) + value)
         return b"{" + b",".join(parts) + b"}"
 
 
@@ -129,11 +134,11 @@ def explain(
         texts, final, of_row = _texts(ledger, pod, found[known], room)
         which = np.zeros(len(found), np.int64)
         which[known] = of_row
-    quoted = offer.quoted(ledger, found)
+    known_names = ledger.all_quoted()
     lost = np.flatnonzero(np.array(final)[which])
     return Reasons(
-        failed=NodeTexts(offer, quoted, texts, which),
-        unresolvable=NodeTexts(offer, quoted, texts, which, lost),
+        failed=NodeTexts(offer, known_names, found, texts, which),
+        unresolvable=NodeTexts(offer, known_names, found, texts, which, lost),
         counts=_counts(texts, which),
     )
 
@@ -194,14 +199,18 @@ def _refused(
     ledger: Ledger, pod: PodRequest, request: Request, rows: Rows | slice
 ) -> tuple[Mask, _Lines]:
     """Return the rows where one container finds too few cards, and why, card by card."""
-    words: list[str] = ["", "fits"]
-    codes = np.where(ledger.present[rows], 1, 0).astype(np.int8)
+    words: list[str] = ["", "fits", HEALTH, CORDON, TYPE, MODE]
+    constraint = pod.constraint
+    codes = ledger.remembered(
+        ("refused", pod.vendor, constraint.use_types, constraint.nouse_types),
+        lambda: _of_what_they_are(ledger, pod),
+    )[rows].copy()
     undecided = codes == 1
     for word, refusal in _conditions(ledger, pod, request, rows):
         words.append(word)
-        hit = undecided & refusal
-        codes[hit] = len(words) - 1
-        undecided &= ~hit
+        refusal &= undecided
+        np.copyto(codes, len(words) - 1, where=refusal)
+        undecided ^= refusal
     if pod.constraint.numa_bind and request.count > 1:
         alone = undecided & ~numa_groups(undecided, request.count, ledger.numa[rows])
         # Where other words say it already, too few cards are left for any NUMA node.
@@ -235,18 +244,25 @@ def _text(words: list[str], request: Request) -> tuple[str, bool]:
     return text, total - lost < request.count
 
 
+def _of_what_they_are(ledger: Ledger, pod: PodRequest) -> NDArray[np.int8]:
+    """Return the codes of all cards that are refused for what they are, the first reason
+    of each: 2 health, 3 cordon, 4 type, 5 mode; 1 where there is none, 0 no card."""
+    rows = slice(0, ledger.size)
+    codes = np.where(ledger.present[rows], 1, 0).astype(np.int8)
+    by_type = type_mask(ledger, pod, rows)
+    wrong = (~ledger.shareable, None if by_type is None else ~by_type, ledger.cordon)
+    for code, refusal in zip((5, 4, 3, 2), (*wrong, ~ledger.healthy), strict=True):
+        if refusal is not None:
+            codes[(codes != 0) & refusal[rows]] = code
+    return codes
+
+
 def _conditions(
     ledger: Ledger, pod: PodRequest, request: Request, rows: Rows | slice
 ) -> list[tuple[str, Mask]]:
-    """Return the refusals in the order in which the first one counts."""
-    conditions: list[tuple[str, Mask]] = [
-        (HEALTH, ~ledger.healthy[rows]),
-        (CORDON, ledger.cordon[rows]),
-    ]
-    by_type = type_mask(ledger, pod, rows)
-    if by_type is not None:
-        conditions.append((TYPE, ~by_type))
-    conditions.append((MODE, ~ledger.shareable[rows]))
+    """Return the other refusals, those of what is free, in the order in which the first
+    one counts."""
+    conditions: list[tuple[str, Mask]] = []
     by_uuid = uuid_mask(ledger, pod.constraint, rows)
     if by_uuid is not None:
         conditions.append((UUID, ~by_uuid))

@@ -250,3 +250,22 @@ def test_text_form_of_the_register_is_read(world):
 def test_a_misshapen_pod_in_the_watch_harms_nobody(world, caplog):
     world.state.pod_changed({"metadata": {"uid": "x"}})
     assert "skipped" in caplog.text
+
+
+def test_a_bound_pod_tells_the_shares_that_it_was_promised(world):
+    """They are not kept twice where the ledger holds the same."""
+    world.node(count=4)
+    for pod in (
+        world.pod("one"),
+        world.pod("two", count=2, cores=10),
+        world.pod("several", containers=[1000, None, 2000]),
+        world.pod("first", init=[(3000, False)]),
+    ):
+        world.filter(pod)
+        (reservation,) = [
+            r for r in world.state.reservations if r.pod.uid == pod["metadata"]["uid"]
+        ]
+        promised = reservation.shares
+        assert any(promised)
+        world.state.confirm(reservation)
+        assert world.state.bound[pod["metadata"]["uid"]].shares == promised

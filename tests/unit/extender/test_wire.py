@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 
 import msgspec
 import pytest
 
 from testbed.errors import CodecError
 from testbed.stack.extender.wire import FilterResult, decode_filter, encode
-from testbed.stack.model import Request
+from testbed.stack.model import Card, Constraint, Request
 from testbed.stack.placement import Kind
 from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.reasons import NO_CARDS, NodeTexts, explain
@@ -82,6 +83,39 @@ def test_texts_are_written_as_the_map_that_they_are():
     assert written["FailedNodes"] == dict.fromkeys(names, NO_CARDS) == reasons.failed
     assert written["FailedAndUnresolvableNodes"] == {}
     assert list(reasons.failed) == names
+
+
+def test_texts_of_nodes_with_and_without_cards():
+    ledger = Ledger()
+    for i in range(100):
+        model = "NVIDIA A100" if i % 3 else "NVIDIA-Tesla T4"
+        card = Card(uuid=f"GPU-{i}", index=0, mem_mib=1000 + i, model=model, healthy=i % 5 != 0)
+        ledger.set_node(f"n{i}", [card])
+    ledger.remove_node("n7")
+    names = [f"n{i}" for i in range(120)]
+    random.Random(1).shuffle(names)
+    pod = PodRequest(
+        containers=(Request(count=1, mem_mib=5000),),
+        kinds=(Kind.APP,),
+        constraint=Constraint(use_types=("a100",)),
+    )
+    for some in (names, names[:40]):  # all are looked at, or those that are asked about
+        reasons = explain(ledger, pod, some)
+        written = msgspec.json.decode(encode(reasons.failed))
+        assert written == reasons.failed and len(written) == len(some)
+        assert msgspec.json.decode(encode(reasons.unresolvable)) == reasons.unresolvable
+        for name, text in written.items():
+            number = int(name[1:])
+            if number == 7 or number >= 100:
+                assert text == NO_CARDS
+            elif number % 5 == 0:
+                assert text == "1/1 CardNotHealth"
+            elif number % 3 == 0:
+                assert text == "1/1 CardTypeMismatch"
+            else:
+                assert text == "1/1 CardInsufficientMemory"
+            assert (name in reasons.unresolvable) == ("Memory" not in text)
+        assert sum(reasons.counts.values()) == len(some)
 
 
 def test_what_has_no_json_form_is_not_written():

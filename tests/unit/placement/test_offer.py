@@ -55,13 +55,12 @@ def test_rows_are_those_of_the_dictionary(seed, monkeypatch):
     assert len(offer) == len(offered)
 
 
-def test_offered_rows_and_names_as_json():
+def test_offered_rows():
     names = [f"node-{i:04d}" for i in range(300)]
     ledger = ledger_of(names[:200])
     offer = Offer.of(names[100:])
     assert offer.offered(ledger).tolist() == [False] * 100 + [True] * 100
     rows = offer.rows(ledger)
-    assert offer.quoted(ledger, rows) == [json.dumps(n).encode() for n in names[100:]]
     assert np.array_equal(rows, ledger.rows_of(names[100:]))
 
 
