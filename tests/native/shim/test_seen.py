@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from shim_harness import GIB, MIB, Container
+from shim_harness import GIB, MIB, Container, Program
 
 from testbed.native.region_watch import Feedback, RegionWatch
 
 Make = Callable[..., Container]
 STRANGER = 1000001
 INSUFFICIENT_SIZE = 7
+#: Percent of time that the driver double calls the card busy.
+CARD = 90
 
 
 def test_who_draws_is_the_containers_own(container: Make) -> None:
@@ -45,14 +47,27 @@ def feed(box: Container, own_pm: int, age_s: float = 0.0) -> None:
     RegionWatch(box.region).feed(0, given)
 
 
+def fed(box: Container, program: Program, own_pm: int) -> list[int]:
+    """Say what the monitor saw just now, and return what the program is told.
+
+    What is older than two seconds is not believed: a machine that stalls gets other chances.
+    """
+    found: list[int] = []
+    for _ in range(10):
+        feed(box, own_pm)
+        found = program("rates()")
+        if found[1] != CARD:
+            break
+    return found
+
+
 def test_busy_is_what_the_container_does(gibibyte: Container) -> None:
     with gibibyte.start() as program:
         program("context()")
-        assert program("rates()") == [0, 90, 40], "nobody has said anything yet"
+        assert program("rates()") == [0, CARD, 40], "nobody has said anything yet"
         for own_pm, percent in ((304, 30), (306, 31), (0, 0), (1000, 100)):
-            feed(gibibyte, own_pm)
             # The memory's traffic is the card's: nobody tells whose it is.
-            assert program("rates()") == [0, percent, 40]
+            assert fed(gibibyte, program, own_pm) == [0, percent, 40]
 
 
 @pytest.mark.parametrize(("own_pm", "age_s"), [(300, 10.0), (300, -10.0), (4000, 0.0)])
@@ -62,13 +77,13 @@ def test_what_is_old_or_impossible_is_not_believed(
     with gibibyte.start() as program:
         program("context()")
         feed(gibibyte, own_pm, age_s)
-        assert program("rates()") == [0, 90, 40]
+        assert program("rates()") == [0, CARD, 40]
 
 
 def test_control_of_busy(gibibyte: Container) -> None:
     feed(gibibyte, 300)
     with gibibyte.without_library().start() as program:
-        assert program("rates()") == [0, 90, 40]
+        assert program("rates()") == [0, CARD, 40]
 
 
 def test_a_program_that_only_asks(gibibyte: Container) -> None:
@@ -76,8 +91,7 @@ def test_a_program_that_only_asks(gibibyte: Container) -> None:
     with gibibyte.start() as worker, gibibyte.start() as asking:
         worker("context()")
         worker("alloc(100 * MIB)")
-        feed(gibibyte, 250)
-        assert asking("rates()")[1] == 25
+        assert fed(gibibyte, asking, 250)[1] == 25
         assert [pid for pid, _ in asking("processes()")[2]] == [worker.pid]
         assert asking("nvml_memory()")[2] == gibibyte.used()
         assert worker.pid != os.getpid()
