@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ def doctor(
     with errors_as_exit_codes(chosen):
         from testbed.card.spec import parse_nodes
         from testbed.errors import InputError, known_hint
-        from testbed.lab.doctor import diagnose
+        from testbed.lab.doctor import BYPASSES, bypasses, diagnose
         from testbed.lab.report.table import columns
 
         lists = parse_nodes(cards)[1] if cards else ()
@@ -49,9 +50,17 @@ def doctor(
             )
         findings = diagnose(kind, real_cards=real)
         rows = [("✓" if f.ok else "✗", f.name, f.detail, f.hint) for f in findings]
-        emit(
-            [{"ok": f.ok, "name": f.name, "detail": f.detail, "hint": f.hint} for f in findings],
+        text = [
             columns(("", "NEED", "FOUND", "TO FIX"), rows),
+            "",
+            "Limits keep honest programs apart and are no security boundary. Nothing stops:",
+            *(textwrap.fill(f"- {each}", 100, subsequent_indent="  ") for each in BYPASSES),
+            f"{bypasses().hint}.",
+        ]
+        told = [*findings, bypasses()]
+        emit(
+            [{"ok": f.ok, "name": f.name, "detail": f.detail, "hint": f.hint} for f in told],
+            "\n".join(text),
             chosen,
         )
         if not all(f.ok for f in findings):

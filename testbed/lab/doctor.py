@@ -39,6 +39,26 @@ class Finding:
     hint: str = ""
 
 
+#: What no library in user space can stop (``scenarios/bypass`` shows what of it is noticed).
+BYPASSES = (
+    "a program that calls the card's kernel module itself (raw ioctl), is linked statically or"
+    " against another C library, or finds the driver's functions past dlsym",
+    "a tenant who writes the region of his own container, or the page of a card that he is on",
+    "a privileged container that replaces /etc/ld.so.preload; admission refuses it while its"
+    " webhook or its policies are there",
+)
+
+
+def bypasses() -> Finding:
+    """Say what the limits do not stop on any machine: they keep honest programs apart."""
+    return Finding(
+        name="what limits do not stop",
+        ok=True,
+        detail="; ".join(BYPASSES),
+        hint="testbed run bypass/ways shows which of it is noticed",
+    )
+
+
 def diagnose(provider: str = "process", *, real_cards: bool = False) -> tuple[Finding, ...]:
     """Look at the machine; change nothing.
 

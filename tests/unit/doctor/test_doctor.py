@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from testbed.cli.main import app
 from testbed.lab import binaries, doctor
 from testbed.lab.binaries import tools
 
@@ -101,3 +104,16 @@ def test_state_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_every_fault_has_a_command_that_helps() -> None:
     for each in doctor.diagnose():
         assert each.ok or each.hint, each
+
+
+def test_what_limits_do_not_stop_is_said_on_every_machine() -> None:
+    """Also where nothing is amiss: in the table's words and in the document."""
+    done = CliRunner().invoke(app, ["doctor"])
+    told = " ".join(done.stdout.split())
+    assert all(each in told.replace("- ", "") for each in ("raw ioctl", "region of his own"))
+    assert "no security boundary" in told and "bypass/ways" in told
+    done = CliRunner().invoke(app, ["doctor", "-o", "json"])
+    documents = json.loads(done.stdout)
+    [found] = [each for each in documents if each["name"] == "what limits do not stop"]
+    assert found["ok"] and "preload" in found["detail"]
+    assert done.exit_code == (0 if all(each["ok"] for each in documents) else 2)
