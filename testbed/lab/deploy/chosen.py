@@ -112,4 +112,8 @@ def kept(kube: Kube, namespace: str = names.NAMESPACE) -> Chosen | None:
     if found is None:
         return None
     text = str((found.get("data") or {}).get(CHOSEN_KEY, ""))
-    return parse(text, f"ConfigMap {namespace}/{CHOSEN_MAP}")
+    try:
+        return parse(text, f"ConfigMap {namespace}/{CHOSEN_MAP}")
+    except InputError as error:
+        hint = "choose anew: testbed deploy --values FILE (an empty file: the defaults)"
+        raise InputError(error.what, why=error.why, hint=hint) from error

@@ -101,6 +101,13 @@ def test_the_choice_is_kept_in_the_cluster_and_read_again():
     assert kept(Cluster(manifests(parse("", "a file").over(PLAIN)))) == Chosen()
 
 
+def test_a_choice_that_this_version_does_not_know_says_how_to_go_on():
+    old = {"data": {"values.yaml": "gone: 1"}}
+    with pytest.raises(InputError, match="vgpu-values") as caught:
+        kept(Cluster({("ConfigMap", "vgpu-values"): old}))
+    assert "--values" in caught.value.text()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
