@@ -15,6 +15,7 @@ from testbed.card.spec import CardSpec, cards_text
 from testbed.errors import TestbedError
 from testbed.lab import cache, images
 from testbed.lab.cluster.kind import choice, config, gpu, gpu_nodes, layout, node
+from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.gpu import GpuPlan
 from testbed.lab.cluster.kind.gpu_scripts import NodeScript
 from testbed.lab.cluster.kind.layout import Mount
@@ -101,16 +102,16 @@ def preview(
         _node(each, cards, folders.mounts(each, lent), gpus)
         for each, cards in zip(wanted, nodes, strict=True)
     ]
-    image = node_images.find()
-    if image is None:
-        notes.append("the nodes' image is made by the first up, or kind's own is pulled")
+    engine = _engine()
+    image, told = _image(engine)
+    notes += [told] if told else []
     native = images.native_at_hand()
     if native is None:
         notes.append("the stack's environment, with the OCI front, is made by the first up")
     front = (native or cache.root() / "stack" / _LATER) / images.FRONT
     document = config.render(
         name=name,
-        image=image.reference if image else f"{node_images.NAME}:{_LATER}",
+        image=_named(image, engine),
         nodes=[
             config.NodeConfig(node=each, mounts=done.mounts)
             for each, done in zip(wanted, made, strict=True)
@@ -123,7 +124,7 @@ def preview(
     return Preview(
         name=name,
         context=f"kind-{name}",
-        engine=_engine(),
+        engine=engine if isinstance(engine, str) else engine.why,
         way=gpus.way if gpus else "emulated",
         driver_root=gpus.driver_root if gpus else names.EMULATED_DRIVER_ROOT,
         gpu_access=gpus.gpu_access if gpus else "none",
@@ -151,9 +152,28 @@ def _node(
     )
 
 
-def _engine() -> str:
-    """Return which engine it would be; a machine without one can be asked all the same."""
+def _engine() -> choice.Choice | str:
+    """Return which engine it would be, or why none: such a machine can be asked all the same."""
     try:
-        return choice.look().why
+        return choice.look()
     except TestbedError as error:
         return f"none that would do here: {error.why or error.what}"
+
+
+def _image(engine: choice.Choice | str) -> tuple[node_images.NodeImage | None, str]:
+    """Return the nodes' image, None where it is not made yet, and what is to be told of it."""
+    if not isinstance(engine, str) and engine.engine is not None:
+        there = engine.engine
+        chosen = node_images.choose([there.program], there.environ())
+        if chosen.official:
+            return node_images.pulled(), chosen.why
+    found = node_images.find()
+    return found, "" if found else "the nodes' image is made by the first up"
+
+
+def _named(image: node_images.NodeImage | None, engine: choice.Choice | str) -> str:
+    if image is None:
+        return f"{node_images.NAME}:{_LATER}"
+    if image.archive is None or isinstance(engine, str):
+        return image.reference
+    return Engine(program=engine.program).named(image.reference)
