@@ -71,9 +71,9 @@ def world(monkeypatch):
     return build
 
 
-def measured(repeat=3):
+def measured(repeat=3, provider="process"):
     return bench.measure(
-        QuietProgress(), name="bench", provider="process", spec=ClusterSpec(nodes=2), repeat=repeat
+        QuietProgress(), name="bench", provider=provider, spec=ClusterSpec(nodes=2), repeat=repeat
     )
 
 
@@ -87,6 +87,14 @@ def test_medians_of_all_rounds(world):
     shown = json.loads(json.dumps(document(result), default=str))
     assert [shown["process"][key] for key in KEYS] == [6, 3, 0.5, 1]
     assert "✓   from nothing to all nodes Ready" in table(result)
+
+
+@pytest.mark.parametrize(("provider", "aim"), [("process", 10.0), ("kind", 30.0)])
+def test_each_kind_of_cluster_has_its_own_aim(world, provider, aim):
+    world()
+    result = measured(provider=provider)
+    aims = {figure.key: figure.aim for figure in result.figures}
+    assert aims == {"ready_s": aim, "stack_s": None, "first_pod_s": None, "down_s": None}
 
 
 def test_an_aim_that_is_missed(world):
