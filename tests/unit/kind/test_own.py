@@ -58,13 +58,17 @@ def test_the_relay_leads_to_the_same_port_inside(tmp_path):
     assert list(services) == ["relay"]
 
 
-def test_the_users_docker_has_no_part_in_it(tmp_path):
+def test_the_users_docker_and_proxies_have_no_part_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert Engine(program="docker").environ()["HTTPS_PROXY"] == "http://proxy:3128"
     found = own.engine(place(tmp_path, "docker"))
     assert found.own
     environ = found.environ()
     assert environ["DOCKER_HOST"] == f"unix://{tmp_path}/state/engine/docker.sock"
     assert environ["DOCKER_CONFIG"].startswith(str(tmp_path))
     assert environ["KIND_EXPERIMENTAL_PROVIDER"] == "docker"
+    assert not {"HTTPS_PROXY", "no_proxy"} & set(environ)
 
 
 def test_groups_of_an_engine_are_removed_and_others_stay(tmp_path):

@@ -32,8 +32,17 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def environ(self) -> dict[str, str]:
-        """Return the whole environment for kind and the engine's program."""
-        return {**os.environ, VARIABLE: self.program, **self.environment}
+        """Return the whole environment for kind and the engine's program.
+
+        kind hands proxies on to its nodes; those of an own engine have no network to reach
+        one through.
+        """
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not (self.own and key.lower().endswith("_proxy"))
+        }
+        return {**inherited, VARIABLE: self.program, **self.environment}
 
     def shown(self) -> str:
         """Return the engine as people would name it."""
