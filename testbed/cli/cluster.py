@@ -58,7 +58,7 @@ def up(
 
         spec = cluster_spec(cards, nodes, port)
         testbed = Testbed(checked_name(name), resolved(provider, name))
-        testbed.check(spec)
+        testbed.check(spec, bare=bare)
         progress = ConsoleProgress()
         with (
             testbed.use("up", progress) as use,

@@ -32,6 +32,8 @@ from testbed.stack.certificates import sets as certificates
 
 INFO_NAME = "testbed-info"
 DEFAULT_NAME = "vgpu"
+#: Names the image of cases' pods on real cards; emulated ones have their own.
+PYTORCH_VARIABLE = "VGPU_TESTBED_PYTORCH_IMAGE"
 #: How long a command waits for another one on the same testbed.
 USE_SECONDS = 300.0
 
@@ -125,11 +127,16 @@ class Testbed:
                 )
             yield found
 
-    def check(self, spec: ClusterSpec) -> None:
+    def check(self, spec: ClusterSpec, *, bare: bool = False) -> None:
         """Refuse cards that the cluster's nodes cannot carry, before anything is made.
 
+        Args:
+            spec: What is asked for.
+            bare: Whether the sharing stack stays away.
+
         Raises:
-            InputError: the machine's own cards in a process cluster, or such as it has not.
+            InputError: the machine's own cards in a process cluster, or such as it has not,
+                or MIG devices for the stack.
         """
         nodes = spec.by_node()
         if not any(card.real for cards in nodes for card in cards):
@@ -139,7 +146,14 @@ class Testbed:
         else:
             from testbed.lab.cluster.kind import gpu_nodes
 
-            gpu_nodes.planned(nodes)
+            plan = gpu_nodes.planned(nodes)
+            if plan is not None and not bare and any(node.mig for node in plan.nodes):
+                raise InputError(
+                    "the sharing stack registers whole cards, and these are in MIG mode",
+                    why="it would not find the cards that it was told of",
+                    hint="add --bare and bring another device plugin, or leave MIG mode:"
+                    " sudo nvidia-smi -mig 0",
+                )
 
     def up(
         self,
@@ -192,11 +206,17 @@ class Testbed:
             provider=self.provider,
             stack=f"vgpu-testbed {__version__}",
             shim="libvgpu.so " + artifacts.build_of(artifacts.library("libvgpu.so").read_bytes()),
-            pytorch_image=images.find(prepared, "testbed/pytorch").reference,
+            pytorch_image=self._pytorch_image(prepared),
             base_image=values.images.base,
             scheduler_image=values.images.kube_scheduler,
             manifests=_digest(values),
         )
+
+    def _pytorch_image(self, prepared: Sequence[images.Image]) -> str:
+        """Return the image of cases' pods; on real cards the one that the variable names."""
+        real = self.cluster.driver_root != names.EMULATED_DRIVER_ROOT
+        named = os.environ.get(PYTORCH_VARIABLE, "") if real else ""
+        return named or images.find(prepared, "testbed/pytorch").reference
 
     def chosen(self) -> Chosen | None:
         """Return what an operator chose for what is deployed; None where nobody did."""
@@ -242,8 +262,10 @@ class Testbed:
         found = self.info() if status.state == "up" else None
         if found is not None and as_it_is:
             return found
-        if status.state != "up" and spec is not None:
-            self.check(spec)
+        wanted = _spec_of(status) if status.state == "up" or spec is None else spec
+        _check_pytorch(wanted)
+        if status.state != "up":
+            self.check(wanted)
         prepared = images.prepare(progress)
         if status.state != "up":
             self.up(spec or _spec_of(status), progress, prepared=prepared)
@@ -315,6 +337,23 @@ def cluster_spec(cards: str, nodes: int | None = None, port: int = 0) -> Cluster
     if len(set(lists)) == 1:
         return ClusterSpec(nodes=count, cards=lists[0], port=port)
     return ClusterSpec(nodes=count, each_node=lists, port=port)
+
+
+def _check_pytorch(spec: ClusterSpec) -> None:
+    """Refuse cases on real cards in an environment for emulated ones.
+
+    Raises:
+        InputError: no image with CUDA is named.
+    """
+    if os.environ.get(PYTORCH_VARIABLE):
+        return
+    if any(card.real for cards in spec.by_node() for card in cards):
+        raise InputError(
+            "cases cannot run on real cards in testbed/pytorch",
+            why="its CUDA libraries are for emulated ones",
+            hint="build docker/Dockerfile.pytorch, load it (kind load docker-image IMAGE), and"
+            f" name it: {PYTORCH_VARIABLE}=IMAGE",
+        )
 
 
 def _spec_of(status: ClusterStatus) -> ClusterSpec:

@@ -15,6 +15,7 @@ from testbed.errors import InputError
 from testbed.lab import images
 from testbed.lab.cluster.kind import choice, gpu, gpu_cards, gpu_host, preview, toolkit
 from testbed.lab.cluster.protocol import ClusterSpec
+from testbed.lab.progress import QuietProgress
 from testbed.lab.testbed import Testbed, cluster_spec
 
 DATA = Path(__file__).parents[2] / "data/toolkit"
@@ -120,3 +121,28 @@ def test_a_kind_cluster_asks_the_machine_before_anything_is_made(h200):
     Testbed("x", "kind").check(cluster_spec("nvidia"))
     with pytest.raises(InputError, match="no card 3"):
         Testbed("x", "kind").check(cluster_spec("nvidia:device=3"))
+
+
+def test_mig_devices_are_not_for_the_stack(monkeypatch):
+    cards = gpu_cards.parse_list(text("made/smi-list-mig.txt"))[:2]
+    parts = toolkit.parse_specification(text("made/specification-mig.json"))
+    host = gpu.GpuHost(cards=cards, toolkit=toolkit.Toolkit(version=(1, 18, 1)), parts=parts)
+    monkeypatch.setattr(gpu_host, "look", lambda: host)
+    spec = cluster_spec("nvidia:0:1")
+    with pytest.raises(InputError, match="MIG mode") as failed:
+        Testbed("x", "kind").check(spec)
+    assert "--bare" in failed.value.hint
+    Testbed("x", "kind").check(spec, bare=True)
+    Testbed("x", "kind").check(cluster_spec("nvidia:device=1"))
+
+
+def test_cases_on_real_cards_want_an_image_with_cuda(monkeypatch):
+    monkeypatch.delenv("VGPU_TESTBED_PYTORCH_IMAGE", raising=False)
+    with pytest.raises(InputError, match="cannot run on real cards") as failed:
+        Testbed("x", "kind").ensure(cluster_spec("nvidia"), QuietProgress())
+    assert "VGPU_TESTBED_PYTORCH_IMAGE" in failed.value.hint
+    # With it the next thing is asked of the machine.
+    monkeypatch.setenv("VGPU_TESTBED_PYTORCH_IMAGE", "testbed/pytorch-cuda:local")
+    monkeypatch.setattr(gpu_host, "ask", lambda *_, **__: gpu_host.Answer(code=None, out=""))
+    with pytest.raises(InputError, match="no NVIDIA driver"):
+        Testbed("x", "kind").ensure(cluster_spec("nvidia"), QuietProgress())
