@@ -125,12 +125,14 @@ def problems(document: dict[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.timeout(700)  # the linter may have to be built
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
 def test_the_linter_finds_nothing(actionlint, file):
     done = lint(actionlint, file)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.timeout(700)
 def test_the_linter_finds_something_where_there_is_something(actionlint, tmp_path):
     broken = tmp_path / "broken.yml"
     text = WORKFLOWS[0].read_text()

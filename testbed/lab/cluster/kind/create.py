@@ -163,6 +163,8 @@ class Creation:
                 timeout_s=_CREATE_S,
                 tell=lambda line: step.update(line.strip(" •✓✗")),
                 environ=engine.environ(),
+                # "could not find a log line" is what it says of used up inotify instances.
+                hint="testbed doctor --provider kind   says what this machine lacks",
             )
 
     def _allow_pods(self, record: Record, control: layout.Node) -> None:
