@@ -157,8 +157,11 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
     assert archive(tmp_path / "a").read_bytes() == archive(tmp_path / "b").read_bytes()
 
 
-def test_a_tree_keeps_what_can_be_run(tmp_path: Path) -> None:
+def test_scripts_of_a_tree_can_be_run(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
-    (tmp_path / "b/run").touch(0o744)
-    (tmp_path / "a").touch(0o600)
-    assert [(name, mode) for name, _, mode in tree(tmp_path)] == [("a", 0o644), ("b/run", 0o755)]
+    (tmp_path / "b/run").write_text("#!/bin/sh\n")
+    (tmp_path / "a").write_text("# text\n")
+    (tmp_path / "a").chmod(0o700)
+    (tmp_path / "empty").touch()
+    found = [(name, mode) for name, _, mode in tree(tmp_path)]
+    assert found == [("a", 0o644), ("b/run", 0o755), ("empty", 0o644)]

@@ -150,6 +150,6 @@ def _key(programs: Path, crictl: Path, debs: Path) -> str:
         *(_RECIPE, programs.name, crictl.parent.name, images.PAUSE),
         _PAUSE_SOURCE.read_bytes(),
         contents.recipe(),
-        cache.key_of_files(contents.FILES, [path for _, path, _ in tree(contents.FILES)]),
+        *(part for name, path, _ in tree(contents.FILES) for part in (name, path.read_bytes())),
         *(f"{file.name} {file.stat().st_size}" for file in packages.files(debs)),
     )

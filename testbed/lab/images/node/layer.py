@@ -166,10 +166,14 @@ def write_archive(
 
 
 def tree(folder: Path) -> Iterable[tuple[str, Path, int]]:
-    """Give name, path and mode of every file below a folder, in order."""
+    """Give name, path and mode of every file below a folder, in order.
+
+    Scripts can be run whatever their mode is here: installers of packages lose it.
+    """
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+            with path.open("rb") as file:
+                mode = 0o755 if file.read(2) == b"#!" else 0o644
             yield path.relative_to(folder).as_posix(), path, mode
 
 
