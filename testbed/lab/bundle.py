@@ -22,7 +22,7 @@ from testbed.errors import InputError, TestbedError
 from testbed.lab.cluster.protocol import Cluster, ClusterStatus
 from testbed.lab.deploy import cards, reservations
 from testbed.lab.deploy.samples import ledger_document
-from testbed.lab.doctor import diagnose
+from testbed.lab.doctor import Finding, diagnose
 from testbed.lab.kube import Kube, Unreachable
 from testbed.lab.redact import redact, redacted
 from testbed.lab.versions import versions
@@ -78,6 +78,14 @@ def collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
         return None
 
 
+def _findings(status: ClusterStatus | None) -> tuple[Finding, ...]:
+    """Return what the doctor says of this kind of cluster and its cards."""
+    if status is None:
+        return diagnose()
+    real = any(card.real for node in status.nodes for card in node.profiles)
+    return diagnose(status.provider, real_cards=real)
+
+
 def _collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +105,7 @@ def _collect(folder: Path, cluster: Cluster, kube: Kube | None) -> Path | None:
         with _noted(problems, "versions"):
             _json(folder / "versions.json", versions())
         with _noted(problems, "doctor"):
-            _json(folder / "doctor.json", [asdict(each) for each in diagnose()])
+            _json(folder / "doctor.json", [asdict(each) for each in _findings(status)])
     if problems:
         text = "\n".join(problems) + "\n"
         (folder / "problems.txt").write_bytes(redact(text.encode()))

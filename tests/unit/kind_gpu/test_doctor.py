@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from testbed.card.spec import CardSpec
 from testbed.errors import InputError
-from testbed.lab import doctor_gpu, doctor_kind
+from testbed.lab import bundle, doctor_gpu, doctor_kind
 from testbed.lab.cluster.kind import gpu, gpu_cards, gpu_host, toolkit
+from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
 from testbed.lab.doctor import Finding
 
 DATA = Path(__file__).parents[2] / "data/toolkit"
@@ -227,3 +229,21 @@ def test_an_engine_that_does_not_answer_is_a_finding(monkeypatch):
     monkeypatch.setattr(doctor_kind, "ask", lambda *_, **__: gpu_host.Answer(code=1, out=refused))
     found = doctor_kind.engine_facts("docker")
     assert isinstance(found, InputError) and "permission denied" in found.why
+
+
+@pytest.mark.parametrize(
+    ("provider", "profile", "asked"),
+    [
+        ("kind", "nvidia", ("kind", True)),
+        ("kind", "t4", ("kind", False)),
+        ("process", "t4", ("process", False)),
+    ],
+)
+def test_a_bundle_holds_what_matters_to_its_cluster(monkeypatch, provider, profile, asked):
+    seen = []
+    monkeypatch.setattr(
+        bundle, "diagnose", lambda kind, *, real_cards: seen.append((kind, real_cards)) or ()
+    )
+    node = NodeStatus(name="n", ready=True, profiles=(CardSpec(profile=profile, count=1),))
+    bundle._findings(ClusterStatus(name="x", provider=provider, state="broken", nodes=(node,)))
+    assert seen == [asked]
