@@ -160,6 +160,14 @@ def test_nothing_was_imported(pytestconfig):
     assert "fixture 'testbed' not found" in done.stdout
 
 
+def test_the_bare_package_says_what_is_missing(session):
+    conftest = "import sys\nsys.modules['cryptography'] = None\n"
+    done = session(conftest=conftest, tests="def test(testbed): pass\n")
+    assert done.returncode == 1
+    assert "to fix: pip install 'vgpu-testbed[pytest]'" in done.stdout, done.stdout
+    assert "'cryptography' is not installed" in done.stdout
+
+
 def test_help_names_options_fixtures_and_marker(session):
     text = session("--help", conftest="").stdout
     for option in ("provider", "name", "cards", "nodes", "keep", "timeout"):

@@ -45,6 +45,7 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
     Brought up once a session, also with pytest-xdist, and taken down at its end; one that
     was up and is named by ``--testbed-name`` is used as it is and stays.
     """
+    _check_packages()
     from testbed.lab.pytest_plugin import held
 
     config = request.config
@@ -236,6 +237,26 @@ def _need_of(item: pytest.Item) -> _settings.Need:
     if marker is None or "testbed" not in getattr(item, "fixturenames", ()):
         return _NONE
     return _settings.need_of(marker)
+
+
+def _check_packages() -> None:
+    """See that what brings testbeds up can be imported.
+
+    Raises:
+        MissingTool: the package is there without what it needs for that.
+    """
+    try:
+        import testbed.lab.pytest_plugin.held  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "testbed":
+            raise
+        from testbed.errors import MissingTool
+
+        raise MissingTool(
+            "a testbed cannot be brought up from here",
+            why=f"the Python package {error.name!r} is not installed",
+            hint="pip install 'vgpu-testbed[pytest]'",
+        ) from error
 
 
 def _is_worker(config: pytest.Config) -> bool:
