@@ -308,7 +308,7 @@ def test_an_interrupted_up_leaves_nothing(driver, number):
     try:
         for line in process.stderr:
             seen.append(line)
-            if "Preparing nodes" in line:
+            if "✓ load the node image" in line:
                 break
         else:
             pytest.fail("".join(seen))
