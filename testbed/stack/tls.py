@@ -25,6 +25,10 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(cert, key)
+        # Go's clients resume no session (no ClientSessionCache), and two tickets cost a
+        # third of a handshake; kube-scheduler keeps two connections and opens more for
+        # every burst of binds.
+        context.num_tickets = 0
         if client_ca is not None:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED

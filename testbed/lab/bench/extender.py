@@ -228,6 +228,9 @@ def _verify(
         number, total = seen[decision.case], totals[decision.case]
         seen[decision.case] += 1
         chosen = (decision.answer["NodeNames"] or [None])[0]
+        if decision.case == "unfit" and chosen is not None:
+            # Else its time would be that of pods that fit.
+            differences.append(f"{decision.pod['metadata']['name']}: made to fit nowhere")
         entry = promised.get(decision.pod["metadata"]["uid"])
         request = pod_request(decision.pod, config)
         count = len(request.containers)

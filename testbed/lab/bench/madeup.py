@@ -122,7 +122,7 @@ def mixed(number: int, rng: random.Random) -> dict[str, Any]:
 
 
 def unfit(number: int, _rng: random.Random) -> dict[str, Any]:
-    """Return a pod that fits nowhere: more memory than any card has left."""
+    """Return a pod that fits nowhere: more memory than any card has."""
     return asking(f"unfit-{number}", [_limits(82_000 + number % 5, 10)])
 
 

@@ -14,7 +14,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.stack.placement.ledger import Mask, Numbers, count_true
+from testbed.stack.placement.ledger import Mask, Numbers, count_true, numa_nodes
 from testbed.stack.policy import CardPolicy, Weights
 
 PPM = 1_000_000
@@ -89,7 +89,7 @@ def choose(
 def numa_groups(fits: Mask, count: int, numa: Numbers) -> Mask:
     """Return the cards that fit and whose NUMA node has enough that do."""
     held: Mask = np.zeros_like(fits)
-    for node in np.unique(numa[fits]).tolist():
+    for node in numa_nodes(numa, fits):
         here = fits & (numa == node)
         held |= here & (count_true(here) >= count)[:, None]
     return held
@@ -110,7 +110,7 @@ def _best_group(
     best: Numbers = np.zeros((rows, count), np.int64)
     best_key = (np.full(rows, -1, np.int64), np.zeros(rows, np.int64))
     there: Mask = np.zeros(rows, np.bool_)
-    for node in np.unique(numa[fits]).tolist():
+    for node in numa_nodes(numa, fits):
         here = fits & (numa == node)
         holds = count_true(here) >= count
         if not holds.any():

@@ -77,3 +77,12 @@ def test_a_wrong_decision_is_a_difference(played, what):
 def test_percentiles_are_of_what_was_measured():
     assert _percentile([1.0, 2.0, 3.0], 50) == 2.0
     assert _percentile([float(i) for i in range(101)], 99) == 99.0
+
+
+def test_a_pod_that_shall_fit_nowhere_and_is_placed_is_a_difference(played):
+    """Its time would be that of a pod that fits."""
+    cluster, decisions, reserved = played
+    placed = next(d for d in decisions if d.answer["NodeNames"])
+    placed.case = "unfit"
+    _, differences = _verify(cluster, decisions, reserved, verify=0)
+    assert differences == [f"{placed.pod['metadata']['name']}: made to fit nowhere"]

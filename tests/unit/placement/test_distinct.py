@@ -1,0 +1,66 @@
+"""Kinds of rows, held against numpy's own and without what that loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from testbed.stack.placement.ledger import distinct, numa_nodes
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+@pytest.mark.parametrize("rows", [0, 1, 7, 1000])
+def test_kinds_are_those_of_numpy(rows, columns):
+    values = np.random.default_rng(rows).integers(0, 4, (rows, columns)).astype(np.uint64)
+    first, kinds = distinct(values)
+    assert np.array_equal(values[first][kinds], values)
+    assert len(first) == len(np.unique(values, axis=0))
+    for kind in range(len(first)):
+        assert first[kind] == np.flatnonzero(kinds == kind)[0]
+
+
+def test_numa_nodes_of_few_cards_and_of_many():
+    for rows in (3, 500):
+        rng = np.random.default_rng(rows)
+        numa = rng.integers(-1, 2**31, (rows, 8)) % 5 - 1
+        cards = rng.random((rows, 8)) < 0.5
+        assert numa_nodes(numa, cards) == sorted(set(numa[cards].tolist()))
+
+
+def test_decisions_load_nothing():
+    """Not even the first one: a module that is loaded then holds up the scheduler."""
+    code = """
+import random, sys
+import testbed.stack.extender.__main__
+from testbed.stack.config import DeviceConfig
+from testbed.stack.extender.handler import filter_pods
+from testbed.stack.extender.state import State
+from testbed.stack.extender.wire import decode_filter, encode
+from testbed.lab.bench import madeup
+from testbed.lab.bench.extender import _body
+import msgspec
+rng = random.Random(1)
+cluster = madeup.make(20, 8, 100, rng)
+state = State(DeviceConfig())
+for raw in cluster.nodes:
+    state.node_changed(msgspec.json.decode(raw))
+for raw in cluster.pods:
+    state.pod_changed(msgspec.json.decode(raw))
+state.nodes_synced = state.pods_synced = True
+before = set(sys.modules)
+assert "numpy.ma" not in before
+outcomes = set()
+for case, make in madeup.CASES.items():
+    for number in range(60):
+        body = _body(make(number, rng), cluster.names)
+        result = filter_pods(state, decode_filter(body)).result
+        encode(result)
+        outcomes.add(bool(result.NodeNames))
+assert outcomes == {True, False}
+print(sorted(set(sys.modules) - before))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
