@@ -104,10 +104,18 @@ def _below(top: Path) -> list[Path]:
 
 
 def _groups() -> list[str]:
-    """Return the control groups of testbeds and engines, in all hierarchies."""
+    """Return the control groups of testbeds and engines that are left, in all hierarchies.
+
+    One with a process in it is of somebody who is at work.
+    """
     top = Path("/sys/fs/cgroup")
     patterns = [f"{depth}{name}" for depth in ("", "*/") for name in _GROUPS]
-    return sorted(str(path) for pattern in patterns for path in top.glob(pattern))
+    found = {path for pattern in patterns for path in top.glob(pattern)}
+    return sorted(str(path) for path in found if not _at_work(path))
+
+
+def _at_work(group: Path) -> bool:
+    return any(_text(path).strip() for path in [*group.rglob("cgroup.procs")])
 
 
 _GROUPS = ("vgpu-testbed-*", "libpod*", "kubelet*", "kubepods*")

@@ -362,9 +362,11 @@ ip link add d0 type veth peer name d1
 nft add table ip left
 mount -t tmpfs tmpfs /mnt
 touch /etc/left
+group=$(ls -d /sys/fs/cgroup/memory /sys/fs/cgroup 2>/dev/null | head -1)/vgpu-testbed-left-$$
+mkdir "$group"
 mkfifo "$folder/../never"
 bash -c 'read -r line' "$folder" <>"$folder/../never" &
-trap "kill $!" EXIT
+trap "kill $!; rmdir $group" EXIT
 "$python" "$machine" "$folder" >"$folder/../after.json"
 """
     folder = tmp_path / "folder"
@@ -381,5 +383,5 @@ trap "kill $!" EXIT
         json.loads((tmp_path / f"{each}.json").read_text()) for each in ("before", "after")
     )
     told = difference(before, after)
-    for what in ("sysctls", "links", "nft", "mounts", "etc", "processes"):
+    for what in ("sysctls", "links", "nft", "mounts", "etc", "groups", "processes"):
         assert any(line.startswith(f"{what}: came") for line in told), (what, told)
