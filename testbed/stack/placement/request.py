@@ -162,11 +162,15 @@ def container_request(
         return NO_REQUEST
     known, names_ = _requests_known(config)
     key = _key(resources, names_)
-    found = known.get(key) if key is not None else None
+    try:
+        found = known.get(key) if key is not None else None
+    except TypeError:
+        found = None  # a list or a map where a number should be
     if found is not None:
         return found
     found = _container_request(container, config, where)
-    if key is not None:
+    # Only texts are kept: True would be found as 1.
+    if key is not None and all(word is None or isinstance(word, str) for word in key):
         if len(known) >= _KEPT:
             known.clear()
         known[key] = found
@@ -205,17 +209,15 @@ def _requests_known(
 
 
 def _key(resources: object, names_: tuple[str, ...]) -> tuple[str | None, ...] | None:
-    """Return what a container says of cards; None where any of it is not text."""
+    """Return what a container says of cards; None where it is no map."""
     if not isinstance(resources, dict):
         return None
-    said: list[str | None] = []
+    said: list[Any] = []
     for part in ("limits", "requests"):
         values = resources.get(part) or {}
         if not isinstance(values, dict):
             return None
         said += map(values.get, names_)
-    if not all(word is None or isinstance(word, str) for word in said):
-        return None  # True would be found as 1
     return tuple(said)
 
 

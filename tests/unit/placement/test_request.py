@@ -309,3 +309,21 @@ def test_whatever_the_pod_looks_like_it_is_read_or_refused(spec, limits, annotat
 def test_every_int32_is_read_as_itself(mib):
     if mib:
         assert container_request(container(gpu="1", mem=str(mib)), CONFIG).mem_mib == mib
+
+
+@pytest.mark.parametrize("odd", [True, 1.5, [], ["1"], {"a": 1}, None])
+def test_what_was_said_before_does_not_hide_what_is_wrong(odd):
+    """Requests are remembered by what was written: by text, and by nothing else."""
+    config = DeviceConfig()
+
+    def container(count):
+        return {"name": "c", "resources": {"limits": {names.RESOURCE_COUNT: count}}}
+
+    for _ in range(2):
+        assert container_request(container("1"), config).count == 1
+        assert container_request(container(1), config).count == 1
+        if odd is None:
+            assert container_request(container(odd), config).count == 0
+        else:
+            with pytest.raises(InputError):
+                container_request(container(odd), config)
