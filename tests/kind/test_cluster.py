@@ -20,6 +20,7 @@ import yaml
 from testbed.lab.binaries import kind as kind_tools
 from testbed.lab.cluster import resolve
 from testbed.lab.cluster.kind import own
+from testbed.lab.cluster.kind.place import cgroup_of
 from testbed.lab.cluster.process import processes
 
 from ..pytest_kind_site import site
@@ -260,7 +261,7 @@ def test_down_leaves_nothing(docker):
     init = own.init_of(record["token"])
     assert init is not None  # the control: what is looked for below is there now
     space = Path(f"/proc/{init.pid}/ns/pid").readlink()
-    groups = f"*/{own.cgroup_of(record['token'])}"
+    groups = f"*/{cgroup_of(record['token'])}"
     assert in_space(space) and Path(record["data"]).exists()
     docker("down", "--name", NAME)
     assert docker.left(NAME) == []

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from testbed.lab.cluster.kind import own, packages
+from testbed.lab.cluster.kind import place as places
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.packages import Programs
 
 
-def place(tmp_path: Path, program: str, **more) -> own.Place:
+def place(tmp_path: Path, program: str, **more) -> places.Place:
     wanted = {
         "folder": tmp_path / "state/engine",
         "token": "0123",
@@ -24,7 +25,7 @@ def place(tmp_path: Path, program: str, **more) -> own.Place:
         "runc": Path("/usr/sbin/runc"),
         "port": 6443,
     }
-    return own.Place(**wanted | more)
+    return places.Place(**wanted | more)
 
 
 def lines(plan) -> list[str]:
@@ -33,7 +34,7 @@ def lines(plan) -> list[str]:
 
 @pytest.mark.parametrize("program", ["docker", "podman"])
 def test_what_an_engine_writes_goes_with_its_namespaces(tmp_path, program):
-    found = lines(own.plan(place(tmp_path, program)))
+    found = lines(places.plan(place(tmp_path, program)))
     for covered in ("/etc", "/usr/lib"):
         assert any("overlay" in line and line.endswith(f" {covered}") for line in found)
     assert "mount -n -t tmpfs -o mode=755 tmpfs /run" in found
@@ -44,17 +45,17 @@ def test_what_an_engine_writes_goes_with_its_namespaces(tmp_path, program):
 
 def test_state_below_run_is_seen_all_the_same(tmp_path):
     folder = Path("/run/user/1/state/vgpu/engine")
-    found = lines(own.plan(place(tmp_path, "docker", folder=folder)))
+    found = lines(places.plan(place(tmp_path, "docker", folder=folder)))
     covers = found.index("mount -n -t tmpfs -o mode=755 tmpfs /run")
     kept = f"{folder}/scratch/run/user/1/state/vgpu"
     assert found.index(f"mount -n --rbind {kept} /run/user/1/state/vgpu") > covers
 
 
 def test_the_relay_leads_to_the_same_port_inside(tmp_path):
-    services = {each.name: each for each in own.plan(place(tmp_path, "docker")).services}
+    services = {each.name: each for each in places.plan(place(tmp_path, "docker")).services}
     assert services["relay"].argv[-3:] == ("{listen}", "127.0.0.1", "6443")
     assert services["relay"].listen and "dockerd" in services
-    services = {each.name: each for each in own.plan(place(tmp_path, "podman")).services}
+    services = {each.name: each for each in places.plan(place(tmp_path, "podman")).services}
     assert list(services) == ["relay"]
 
 
@@ -72,7 +73,7 @@ def test_the_users_docker_and_proxies_have_no_part_in_it(tmp_path, monkeypatch):
 
 
 def test_groups_of_an_engine_are_removed_and_others_stay(tmp_path):
-    mine, others = own.cgroup_of("a"), own.cgroup_of("b")
+    mine, others = places.cgroup_of("a"), places.cgroup_of("b")
     for hierarchy in ("memory", "cpu"):
         for name in (mine, others):
             (tmp_path / hierarchy / name / "node/kubelet").mkdir(parents=True)
@@ -84,7 +85,7 @@ def test_groups_of_an_engine_are_removed_and_others_stay(tmp_path):
 
 
 def test_a_group_that_is_busy_is_given_up_in_time(tmp_path):
-    name = own.cgroup_of("a")
+    name = places.cgroup_of("a")
     (tmp_path / "memory" / name).mkdir(parents=True)
     (tmp_path / "memory" / name / "task").touch()  # what a rmdir fails at, as a process does
     own.remove_groups(name, tmp_path, deadline_s=0.1)
@@ -148,7 +149,7 @@ def test_podman_is_called_only_in_the_namespaces_of_its_token(tmp_path):
     """A pid that another process has by now is not entered."""
     where = place(tmp_path, "podman")
     where.folder.mkdir(parents=True)
-    own._podman_files(where)
+    places.write_podman(where)
     (where.folder / "pid").write_text(f"{os.getpid()}\n")
     program = where.folder / "bin/podman"
     done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=20)

@@ -16,6 +16,7 @@ from testbed.lab import cache, command
 from testbed.lab.cluster.kind import adaptations, config, gpu, layout, own, packages
 from testbed.lab.cluster.kind.choice import Choice
 from testbed.lab.cluster.kind.parts import NodeImage, Parts
+from testbed.lab.cluster.kind.place import Place
 from testbed.lab.cluster.kind.record import Record, mount_list
 from testbed.lab.cluster.kind.running import Running
 from testbed.lab.cluster.protocol import ClusterSpec, Progress
@@ -99,11 +100,11 @@ class Creation:
     def _lent(self) -> tuple[layout.Mount, ...]:
         return layout.lent(cache.root(), self.images)
 
-    def _place(self, token: str, port: int) -> own.Place | None:
+    def _place(self, token: str, port: int) -> Place | None:
         """Return where an own engine is to be; None where one is there."""
         if self.chosen.engine is not None:
             return None
-        return own.Place(
+        return Place(
             folder=self.folders.engine,
             token=token,
             data=cache.root() / "kind" / f"{self.name}-{token}",

@@ -9,71 +9,22 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import ClusterError
-from testbed.lab import cache
 from testbed.lab.cluster.kind.engine import Engine
-from testbed.lab.cluster.kind.packages import Programs
+from testbed.lab.cluster.kind.place import CGROUPS, Place, cgroup_of, write
 from testbed.lab.cluster.process import launch, processes
-from testbed.lab.cluster.process.plan import Plan, Service, Step, step, tmpfs
 from testbed.lab.cluster.process.watch import tail
 
 _START_S = 30.0
 _POLL_S = 0.05
-_CGROUPS = Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What one start of an engine is made of."""
-
-    #: Its folder in the state of the cluster.
-    folder: Path
-    #: Marks its processes.
-    token: str
-    #: Images and containers: on a file system that overlayfs can lie upon.
-    data: Path
-    programs: Programs
-    #: The OCI front, and the runtime behind it.
-    front: Path
-    runc: Path
-    #: API server's port, the same on the host and inside.
-    port: int
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "docker.sock"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.programs.program}.log"
-
-    @property
-    def scratch(self) -> str:
-        """A folder whose content ends with the namespaces."""
-        return str(self.folder / "scratch")
-
-    def seen(self) -> tuple[Path, ...]:
-        """Return the folders that the engine must see where the host sees them."""
-        return (self.folder.parent, self.data, cache.root())
-
-    @property
-    def cgroup(self) -> str:
-        return cgroup_of(self.token)
-
-
-def cgroup_of(token: str) -> str:
-    """Return the group below which an engine's containers are, on the host."""
-    return f"vgpu-testbed-{token}"
 
 
 def engine(place: Place) -> Engine:
@@ -114,24 +65,7 @@ def start(place: Place, listening: socket.socket, tell: Callable[[str], None]) -
     Raises:
         ClusterError: it does not come up.
     """
-    for folder in (
-        place.folder,
-        place.log.parent,
-        place.folder / "client",
-        Path(place.scratch),
-        place.data,
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-    launch.copy_programs(place.folder)
-    (place.folder / "front.conf").write_text(_front(place))
-    # Podman takes no image without one, and images come from our own archives.
-    (place.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
-    if place.programs.program == "docker":
-        (place.folder / "daemon.json").write_text(json.dumps(_daemon(place), indent=1))
-    else:
-        _podman_files(place)
-    document = place.folder / "plan.json"
-    document.write_text(plan(place).json())
+    document = write(place)
     init = [launch.PYTHON, "-IS", str(place.folder / "init.py"), "--cluster", place.token]
     flags = ["--mount", "--net", "--pid", "--uts", "--ipc", "--fork", "--kill-child"]
     log = place.folder / "logs" / "engine.log"
@@ -188,7 +122,7 @@ def stop(token: str, data: Path | None) -> None:
             raise ClusterError(f"{data} cannot be removed", hint=f"rm -rf {data}")
 
 
-def remove_groups(name: str, top: Path = _CGROUPS, *, deadline_s: float = 5.0) -> None:
+def remove_groups(name: str, top: Path = CGROUPS, *, deadline_s: float = 5.0) -> None:
     """Remove the control groups of an engine's containers, in all hierarchies.
 
     A group can be removed once its last process is gone, which the kernel may tell late.
@@ -207,170 +141,6 @@ def remove_groups(name: str, top: Path = _CGROUPS, *, deadline_s: float = 5.0) -
         if not busy or time.monotonic() > until:
             return
         time.sleep(_POLL_S)
-
-
-# --- what it is started with -----------------------------------------------------------
-
-
-def plan(place: Place) -> Plan:
-    """Return what the engine's pid 1 does."""
-    environment = {
-        **place.programs.environment(),
-        "HOME": f"{place.scratch}/home",
-        "LANG": "C.UTF-8",
-        "TMPDIR": f"{place.scratch}/home",
-    }
-    relay = (
-        *(launch.PYTHON, "-IS", str(place.folder / "relay.py")),
-        *("{listen}", "127.0.0.1", str(place.port)),
-    )
-    services = [
-        Service(name="relay", argv=relay, log=str(place.log.with_name("relay.log")), listen=True)
-    ]
-    if place.programs.program == "docker":
-        argv = ("dockerd", "--config-file", str(place.folder / "daemon.json"))
-        services.insert(0, Service(name="dockerd", argv=argv, log=str(place.log)))
-    return Plan(
-        status=str(place.folder / "status.json"),
-        hostname="testbed",
-        environment=environment,
-        setup=(*_file_systems(place), step("ip", "link", "set", "lo", "up")),
-        services=tuple(services),
-    )
-
-
-def _file_systems(place: Place) -> list[Step]:
-    """Everything that an engine would write outside its data is a file system of ours."""
-    scratch = place.scratch
-    return [
-        tmpfs(scratch),
-        step("mkdir", "-p", f"{scratch}/home", f"{scratch}/cgroup", f"{scratch}/run"),
-        *_overlay(scratch, "/etc"),
-        # kind lends /lib/modules to its nodes, and engines make a folder that is lacking.
-        *_overlay(scratch, "/usr/lib"),
-        step("mount", "-n", "--rbind", "/run", f"{scratch}/run"),
-        tmpfs("/run"),
-        step("mkdir", "-p", "/run/lock"),
-        # Where state or cache lie below /run, they are seen there again.
-        *(each for path in place.seen() for each in _back(scratch, path)),
-        # /sys of the new network; what the kernel keeps of AppArmor is not seen there, so
-        # that no profile is loaded into it.
-        step("mount", "-n", "--rbind", str(_CGROUPS), f"{scratch}/cgroup"),
-        step("mount", "-n", "-t", "sysfs", "sysfs", "/sys"),
-        step("mount", "-n", "--rbind", f"{scratch}/cgroup", str(_CGROUPS)),
-        # Settings of the kernel stay; those of the network are this namespace's own.
-        step("mount", "-n", "--bind", "/proc/sys", "/proc/sys"),
-        step("mount", "-n", "-o", "remount,bind,ro", "/proc/sys"),
-        step("mount", "-n", "--bind", "/proc/sys/net", "/proc/sys/net"),
-        step("mount", "-n", "-o", "remount,bind,rw", "/proc/sys/net"),
-        step("mkdir", "-p", "/etc/vgpu-testbed", "/etc/containers"),
-        step("cp", str(place.folder / "front.conf"), "/etc/vgpu-testbed/front.conf"),
-        step("cp", str(place.folder / "policy.json"), "/etc/containers/policy.json"),
-    ]
-
-
-def _back(scratch: str, path: Path) -> list[Step]:
-    for top in ("/run", "/var/run"):
-        if path.is_relative_to(top):
-            kept = f"{scratch}/run/{path.relative_to(top)}"
-            seen = f"/run/{path.relative_to(top)}"
-            return [step("mkdir", "-p", seen), step("mount", "-n", "--rbind", kept, seen)]
-    return []
-
-
-def _overlay(scratch: str, folder: str) -> list[Step]:
-    own = f"{scratch}/over{folder.replace('/', '-')}"
-    options = f"lowerdir={folder},upperdir={own}/upper,workdir={own}/work"
-    return [
-        step("mkdir", "-p", f"{own}/upper", f"{own}/work"),
-        step("mount", "-n", "-t", "overlay", "-o", options, "overlay", folder),
-    ]
-
-
-def _daemon(place: Place) -> dict[str, object]:
-    """Return the configuration of dockerd."""
-    root = place.programs.root
-    return {
-        "data-root": str(place.data),
-        "exec-root": "/run/docker",
-        "pidfile": "/run/docker.pid",
-        "hosts": [f"unix://{place.socket}"],
-        "storage-driver": "overlay2",
-        "cgroup-parent": f"/{place.cgroup}",
-        # systemd, where there is one, is the host's.
-        "exec-opts": ["native.cgroupdriver=cgroupfs"],
-        "default-runtime": "vgpu",
-        "runtimes": {"vgpu": {"path": str(place.front)}},
-        "userland-proxy-path": str(root / "usr/sbin/docker-proxy"),
-        "features": {"buildkit": False},
-    }
-
-
-def _front(place: Place) -> str:
-    return f"runtime {place.runc}\ncgroups keep\noom-score clamp\n"
-
-
-def _podman_files(place: Place) -> None:
-    """Write podman's configuration, and the program that calls it inside."""
-    root = place.programs.root
-    helpers = [str(root / each) for each in ("usr/lib/podman", "usr/bin", "usr/sbin")]
-    (place.folder / "containers.conf").write_text(
-        f"""\
-[containers]
-cgroup_conf = []
-[engine]
-runtime = "vgpu"
-cgroup_manager = "cgroupfs"
-events_logger = "file"
-conmon_path = ["{root}/usr/bin/conmon"]
-helper_binaries_dir = {json.dumps(helpers)}
-tmp_dir = "/run/libpod"
-[engine.runtimes]
-vgpu = ["{place.front}"]
-[network]
-network_backend = "netavark"
-network_config_dir = "{place.data}/networks"
-"""
-    )
-    (place.folder / "storage.conf").write_text(
-        f"""\
-[storage]
-driver = "overlay"
-graphroot = "{place.data}/storage"
-runroot = "/run/containers"
-"""
-    )
-    environment = {
-        **place.programs.environment(),
-        "HOME": f"{place.scratch}/home",
-        "LANG": "C.UTF-8",
-        "CONTAINERS_CONF": str(place.folder / "containers.conf"),
-        "CONTAINERS_STORAGE_CONF": str(place.folder / "storage.conf"),
-    }
-    words = " ".join(shlex.quote(f"{key}={value}") for key, value in environment.items())
-    program = place.folder / "bin" / "podman"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text(
-        f"""\
-#!/bin/sh
-# Calls podman in the namespaces of the testbed's own engine.
-read -r pid <{shlex.quote(str(place.folder / "pid"))} &&
-case $(tr '\\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") in
-{launch.PYTHON}*" --cluster {place.token} "*)
-    case "$1" in run)
-        shift
-        set -- run --cgroup-parent=/{place.cgroup} "$@"
-        ;;
-    esac
-    exec nsenter -t "$pid" --mount --net --pid --uts --ipc -- \\
-        env -i {words} {shlex.quote(str(root / "usr/bin/podman"))} "$@"
-    ;;
-esac
-echo "the engine of this testbed does not run" >&2
-exit 125
-"""
-    )
-    program.chmod(0o755)
 
 
 # --- waiting ---------------------------------------------------------------------------
