@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
+from testbed.lab.cluster.kind import engine as engines
 from testbed.lab.cluster.kind import own, packages
 from testbed.lab.cluster.kind import place as places
 from testbed.lab.cluster.kind.engine import Engine
@@ -35,8 +37,11 @@ def lines(plan) -> list[str]:
 @pytest.mark.parametrize("program", ["docker", "podman"])
 def test_what_an_engine_writes_goes_with_its_namespaces(tmp_path, program):
     found = lines(places.plan(place(tmp_path, program)))
-    for covered in ("/etc", "/usr/lib"):
+    for covered in ("/etc", str(Path("/lib").resolve())):
         assert any("overlay" in line and line.endswith(f" {covered}") for line in found)
+    assert found[-1] == "ip link set lo up"
+    modules = found.index("mkdir -p /lib/modules")
+    assert any(line.startswith("mount -n -t overlay") for line in found[:modules])
     assert "mount -n -t tmpfs -o mode=755 tmpfs /run" in found
     # The machine's settings can be read there and not changed; the network's own can.
     protect = found.index("mount -n -o remount,bind,ro /proc/sys")
@@ -115,6 +120,26 @@ def test_an_engine_that_answers(tmp_path):
 def test_an_engine_that_does_not(tmp_path, script):
     assert fake(tmp_path, "docker", script).answers() is None
     assert Engine(program="no-such-program").answers() is None
+
+
+def test_an_engine_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "ANSWER_S", 0.5)
+    kept = tmp_path / "kept"
+    engine = fake(tmp_path, "docker", f"sleep 600 & echo $! >{kept}; wait")
+    assert engine.answers() is None
+    pid = int(kept.read_text())
+    until = time.monotonic() + 60
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not alive(pid)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; what nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_nodes_of_a_cluster_are_read_from_what_inspect_says(tmp_path):

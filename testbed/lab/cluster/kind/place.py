@@ -116,8 +116,10 @@ def _file_systems(place: Place) -> list[Step]:
         tmpfs(scratch),
         step("mkdir", "-p", f"{scratch}/home", f"{scratch}/cgroup", f"{scratch}/run"),
         *_overlay(scratch, "/etc"),
-        # kind lends /lib/modules to its nodes, and engines make a folder that is lacking.
-        *_overlay(scratch, "/usr/lib"),
+        # kind lends /lib/modules to its nodes: Docker makes it where it is lacking, Podman
+        # refuses.
+        *_overlay(scratch, str(Path("/lib").resolve())),
+        step("mkdir", "-p", "/lib/modules"),
         step("mount", "-n", "--rbind", "/run", f"{scratch}/run"),
         tmpfs("/run"),
         step("mkdir", "-p", "/run/lock"),
