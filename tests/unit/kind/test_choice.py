@@ -31,7 +31,7 @@ def machine(docker=None, *, podman=None, root=True, fetchable=True, capable=True
 
 def test_an_engine_that_answers_is_taken():
     found = choice.choose({}, machine(DOCKER))
-    assert found.engine == Engine(program="docker")
+    assert found.engine == Engine.there("docker", {})
     assert found.why == "the engine that is there (version 28.1)"
 
 
@@ -52,6 +52,18 @@ def test_else_root_starts_an_own_one(environ, there, program, why):
     assert why in found.why
 
 
+def test_the_engine_stays_the_one_that_was_taken(monkeypatch):
+    """Later commands need the name only, wherever their environment leads."""
+    found = choice.choose({"DOCKER_HOST": "unix:///own.sock"}, machine(DOCKER)).engine
+    assert found is not None
+    monkeypatch.setenv("DOCKER_HOST", "unix:///other.sock")
+    monkeypatch.setenv("DOCKER_CONTEXT", "other")
+    assert found.environ()["DOCKER_HOST"] == "unix:///own.sock"
+    assert "DOCKER_CONTEXT" not in found.environ()
+    plain = Engine(program="docker", environment={"PATH": ""})  # a record of earlier versions
+    assert plain.environ()["DOCKER_CONTEXT"] == "other"
+
+
 def test_a_front_before_the_runtime_makes_up_for_the_capability():
     assert choice.choose({}, machine(FRONT, capable=False)).engine is not None
 
@@ -60,7 +72,7 @@ def test_podman_that_is_there_is_taken_if_it_is_asked_for():
     info = {"version": {"Version": "4.3.1"}, "host": {"security": {"rootless": False}}}
     environ = {VARIABLE: "podman", OWN_VARIABLE: "there"}
     found = choice.choose(environ, machine(podman=info))
-    assert found.engine == Engine(program="podman")
+    assert found.engine == Engine.there("podman", {})
     assert "4.3.1" in found.why
 
 
@@ -70,6 +82,12 @@ def test_podman_that_is_there_is_taken_if_it_is_asked_for():
         ({VARIABLE: "nerdctl"}, machine(DOCKER), InputError, "nerdctl"),
         ({OWN_VARIABLE: "mine"}, machine(DOCKER), InputError, "mine"),
         ({OWN_VARIABLE: "there"}, machine(), ClusterError, "no Docker answers"),
+        (
+            {OWN_VARIABLE: "there", "DOCKER_HOST": "tcp://there:2375"},
+            machine(DOCKER),
+            ClusterError,
+            "DOCKER_HOST is another machine",
+        ),
         ({}, machine(root=False), ClusterError, "only root can start one"),
         ({}, machine(fetchable=False), MissingTool, "no Debian packages"),
         ({}, machine(ROOTLESS, root=False), ClusterError, "runs rootless"),

@@ -141,6 +141,26 @@ def test_down_of_a_node_that_does_not_go_keeps_the_record(world, tmp_path):
     assert (state / "x/kind.json").exists()
 
 
+def test_down_waits_for_an_engine_that_is_away(world, tmp_path):
+    """Its nodes would come back with it, and nothing would know them."""
+    build, _, state = world
+    flag, away = tmp_path / "node", tmp_path / "away"
+    kind = (
+        f'case "$1" in\ncreate) touch {flag} {away}; exit 1 ;;\ndelete) rm {flag} ;;\nesac\nexit 0'
+    )
+    docker = f"[ ! -e {away} ] || {{ echo 'Cannot connect' >&2; exit 1; }}\n{nodes(flag)}"
+    cluster = build(docker=docker, kind=kind)
+    with pytest.raises(TestbedError):
+        cluster.up(ClusterSpec(), QUIET)
+    with pytest.raises(TestbedError, match="docker does not answer") as caught:
+        cluster.down(QUIET)
+    assert "Cannot connect" in caught.value.why and "start docker" in caught.value.hint
+    assert (state / "x/kind.json").exists()
+    away.unlink()
+    cluster.down(QUIET)
+    assert not flag.exists() and not (state / "x").exists()
+
+
 def test_images_for_a_cluster_that_is_not_there(world, tmp_path):
     build, _, _ = world
     cluster = build(docker=nodes(tmp_path / "none"), kind="exit 0")

@@ -77,24 +77,26 @@ def choose(environ: Mapping[str, str], machine: Machine) -> Choice:
     """
     asked, way = _asked(environ)
     if way != "own":
-        elsewhere = environ.get("DOCKER_HOST", "").startswith(("tcp://", "ssh://"))
-        found, why_not = _there(asked, way, machine, elsewhere=elsewhere)
+        found, why_not = _there(asked, way, machine, environ)
         if found is not None:
             return found
     else:
         why_not = f"{OWN_VARIABLE}=own"
     program = asked or "docker"
+    start = f"start {program.capitalize()}"
+    if "DOCKER_HOST" in why_not:
+        start = "unset DOCKER_HOST"
     if way == "there":
         raise ClusterError(
             "no container engine can be used",
             why=why_not,
-            hint=f"start Docker, or leave {OWN_VARIABLE} out so that an own engine is started",
+            hint=f"{start}, or leave {OWN_VARIABLE} out so that an own engine is started",
         )
     if not machine.root:
         raise ClusterError(
             "no container engine can be used",
             why=f"{why_not}, and only root can start one",
-            hint=f"start {program}, run as root, or use --provider process, which needs neither",
+            hint=f"{start}, run as root, or use --provider process, which needs neither",
         )
     if not machine.fetchable and program not in machine.installed:
         raise MissingTool(
@@ -130,8 +132,11 @@ def _asked(environ: Mapping[str, str]) -> tuple[str, str]:
     return asked, way
 
 
-def _there(asked: str, way: str, machine: Machine, *, elsewhere: bool) -> tuple[Choice | None, str]:
+def _there(
+    asked: str, way: str, machine: Machine, environ: Mapping[str, str]
+) -> tuple[Choice | None, str]:
     """Return the engine that is there, or why none will do."""
+    elsewhere = environ.get("DOCKER_HOST", "").startswith(("tcp://", "ssh://"))
     # Podman has no daemon of its own: called on the host it would change its forwarding.
     if asked == "podman" and way != "there" and machine.root:
         return None, "Podman on the host itself would change its network"
@@ -153,7 +158,8 @@ def _there(asked: str, way: str, machine: Machine, *, elsewhere: bool) -> tuple[
                 " lacks the capability SYS_RESOURCE, without vgpu-oci-front as its runtime"
             )
         else:
-            return Choice(program=program, engine=Engine(program=program), why=_named(info)), ""
+            found = Engine.there(program, environ)
+            return Choice(program=program, engine=found, why=_named(info)), ""
     return None, " and ".join(reasons)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +21,14 @@ VARIABLE = "KIND_EXPERIMENTAL_PROVIDER"
 #: How long an engine may take to say that it is there.
 ANSWER_S = 3.0
 _CALL_S = 60.0
+#: Variables that say which engine a program talks to.
+_WHERE = {
+    "docker": (
+        *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG"),
+        *("DOCKER_CERT_PATH", "DOCKER_TLS", "DOCKER_TLS_VERIFY"),
+    ),
+    "podman": ("CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +38,16 @@ class Engine:
     program: str
     #: Started by us for one cluster, and ended with it.
     own: bool = False
-    #: Variables beside the caller's own.
+    #: Variables beside the caller's own; of those that say which engine is talked to, an
+    #: empty one is taken away.
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def there(cls, program: str, environ: Mapping[str, str]) -> Engine:
+        """Return the engine that an environment leads to, wherever later ones lead."""
+        return cls(
+            program=program, environment={key: environ.get(key, "") for key in _WHERE[program]}
+        )
 
     def environ(self) -> dict[str, str]:
         """Return the whole environment for kind and the engine's program.
@@ -42,21 +60,29 @@ class Engine:
             for key, value in os.environ.items()
             if not (self.own and key.lower().endswith("_proxy"))
         }
-        return {**inherited, VARIABLE: self.program, **self.environment}
+        found = {**inherited, VARIABLE: self.program, **self.environment}
+        where = _WHERE.get(self.program, ())
+        return {key: value for key, value in found.items() if value or key not in where}
 
     def shown(self) -> str:
         """Return the engine as people would name it."""
         whose = "an own" if self.own else "the"
         return f"{whose} {self.program.capitalize()}"
 
-    def call(self, *arguments: str | Path, what: str, timeout_s: float = _CALL_S) -> str:
+    def call(
+        self, *arguments: str | Path, what: str, timeout_s: float = _CALL_S, hint: str = ""
+    ) -> str:
         """Run the engine's program; return its output.
 
         Raises:
             MissingTool, TestbedError.
         """
         return command.run(
-            [self.program, *arguments], what=what, timeout_s=timeout_s, environ=self.environ()
+            [self.program, *arguments],
+            what=what,
+            timeout_s=timeout_s,
+            environ=self.environ(),
+            hint=hint,
         )
 
     def inside(
@@ -122,19 +148,30 @@ class Engine:
     def _quiet(self, *arguments: str, timeout_s: float = _CALL_S) -> str | None:
         """Return standard output, None where the call fails."""
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 [self.program, *arguments],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
                 text=True,
                 errors="replace",
-                timeout=timeout_s,
                 env=self.environ(),
-                check=False,
+                start_new_session=True,  # so that what it started can be killed with it
             )
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
             return None
-        return done.stdout if done.returncode == 0 else None
+        try:
+            said = process.communicate(timeout=timeout_s)[0]
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+        return said if process.returncode == 0 else None
 
 
 def rootless(info: Mapping[str, Any]) -> bool:

@@ -166,8 +166,19 @@ class Running:
         return folder.exists() and any(folder.iterdir())
 
     def delete(self) -> None:
-        """Delete it from an engine that stays."""
+        """Delete it from an engine that stays.
+
+        Raises:
+            TestbedError: the engine is away, or its nodes do not go.
+        """
         engine = self.record.reached()
+        # An engine that is away still has the nodes, and starts them again when it is back.
+        engine.call(
+            *("ps", "--quiet"),
+            what=f"{engine.program} does not answer, and nodes of {self.name!r} may be in it",
+            hint=f"start {engine.program}, then testbed down --name {self.name}; if it is gone"
+            f" for good: rm -r {self.folders.top}",
+        )
         if not engine.containers(self.name):
             return
         command.run(
