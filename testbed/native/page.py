@@ -34,7 +34,7 @@ class Tenant(ctypes.Structure):
         ("limit_pct", c_uint32),
         ("wanting_ns", c_uint64),
         ("flight_ns", c_uint64),
-        ("spare", c_uint64 * 1),
+        ("turn", c_uint64),
     )
 
 
@@ -65,6 +65,9 @@ class TenantView:
         priority: 0 is high, larger is lower.
         limit_pct: Share of the device, 0 = no limit.
         wanting_ns: CLOCK_MONOTONIC of a launch that yields to a higher priority.
+        turn_ns: CLOCK_MONOTONIC of the end of its turn on the card, running or last; 0 where
+            it takes no turns.
+        waits: It waits for a turn.
     """
 
     id: int
@@ -74,6 +77,8 @@ class TenantView:
     priority: int
     limit_pct: int
     wanting_ns: int = 0
+    turn_ns: int = 0
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +173,8 @@ def read_page(path: Path) -> PageView:
                 priority=tenant.priority,
                 limit_pct=tenant.limit_pct,
                 wanting_ns=tenant.wanting_ns,
+                turn_ns=tenant.turn & ~1,
+                waits=bool(tenant.turn & 1),
             )
             for tenant in page.tenants[: min(page.tenant_count, TENANTS)]
             if tenant.id

@@ -261,6 +261,8 @@ static int attribute(CUdevice_attribute which, const struct card_description *ca
     case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID: return (int)slot;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: return (int)domain;
     case CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID: return (int)card->index;
+    /* what makes a card share its processors between processes */
+    case CU_DEVICE_ATTRIBUTE_MPS_ENABLED: return card->clock_mode == CARD_CLOCK_SHARING;
     case CU_DEVICE_ATTRIBUTE_NUMA_ID:
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: return -1;
 

@@ -10,7 +10,8 @@
  * in a mapping of a cut file kills the process: so the library copies in and out by a
  * system call, process_vm_readv of its own mapping, that fails instead.) Times are CLOCK_MONOTONIC of the node. Tenants can write
  * anything anywhere in it: every reader bounds what it reads, and the worst that a lie does
- * is to make others believe that a neighbour has work.
+ * is to make others believe that a neighbour has work, or to make them wait for its turn on the
+ * card once in a while (shim/turns.h).
  */
 #ifndef VGPU_PAGE_H
 #define VGPU_PAGE_H
@@ -33,7 +34,9 @@ struct vgpu_page_tenant {
     uint32_t limit_pct;     /* 0 = none */
     uint64_t wanting_ns; /* newest wish to launch of one that yields to a higher priority */
     uint64_t flight_ns;  /* newest time with measured device time in flight, 0 = not measured */
-    uint64_t spare[1];
+    /* Bit 0: it waits for a turn. The rest: when its turn ends, or its last one ended; 0 where it
+     * takes no turns. */
+    uint64_t turn;
 };
 
 struct vgpu_page {

@@ -56,7 +56,7 @@ static void note_outlier(struct vgpu_cost_entry *k, double x, const struct vgpu_
  * moments at which its neighbours had nothing on the card: then that is charged, as long as
  * it is always about the same (short runs find such moments more often than long ones). */
 static void note_clean(struct vgpu_cost_entry *k, const struct vgpu_measure *m, double x) {
-    if (m->crowded) return;
+    if (m->crowded || (m->pair && x < VGPU_COST_WEAK)) return; /* too rough to be a cost */
     bool shorter = x * LONGER < k->clean_cost, longer = x > LONGER * k->clean_cost;
     if (k->clean_samples > 0 && (shorter || (longer && m->clean))) k->unsteady = m->now;
     if (!m->clean) return;
@@ -75,7 +75,7 @@ static bool trusted(const struct vgpu_cost_entry *k, const struct vgpu_measure *
 double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
                        const struct vgpu_budget *budget, const struct vgpu_regime *regime) {
     double x = (m->crowded ? m->own : m->elapsed) / m->launches;
-    if (regime->contended && regime->raw && k != NULL) {
+    if (regime->contended && (regime->raw || regime->turns.taking) && k != NULL) {
         note_clean(k, m, x);
         if (trusted(k, m)) { /* also what was booked of it with too long a cost is put right */
             k->estimate = k->clean_cost;

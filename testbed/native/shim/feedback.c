@@ -46,17 +46,18 @@ static bool is_ours(unsigned int pid, void *data) {
     return false;
 }
 
-static bool by_nvml(struct vgpu_place *place, struct vgpu_usage *usage, int64_t now) {
+static bool by_nvml(struct vgpu_place *place, bool beside, struct vgpu_usage *usage, int64_t now) {
     static _Atomic int64_t asked[VGPU_MAX_DEVICES];
     int64_t last = atomic_load(&asked[place->entry]);
     if (now - last < BETWEEN && last <= now) return false;
     atomic_store(&asked[place->entry], now);
     return vgpu_nvml_usage(place->entry, place->uuid, is_ours,
-                           vgpu_shared_extension(), usage, now);
+                           vgpu_shared_extension(), beside, usage, now);
 }
 
-bool vgpu_feedback(struct vgpu_place *place, struct vgpu_usage *usage, int64_t now) {
+bool vgpu_feedback(struct vgpu_place *place, bool beside, struct vgpu_usage *usage,
+                   int64_t now) {
     if (by_monitor(place, usage, now)) return true;
     int64_t since = place->fed_at != 0 ? place->fed_at : place->began;
-    return now - since > PATIENCE && by_nvml(place, usage, now);
+    return now - since > PATIENCE && by_nvml(place, beside, usage, now);
 }

@@ -9,7 +9,7 @@
 
 struct vgpu_place;
 
-/* The newest sample, if it is new to this process. */
-bool vgpu_feedback(struct vgpu_place *place, struct vgpu_usage *usage, int64_t now);
+/* The newest sample, if it is new to this process. `beside`: others are at work on the card. */
+bool vgpu_feedback(struct vgpu_place *place, bool beside, struct vgpu_usage *usage, int64_t now);
 
 #endif

@@ -347,6 +347,7 @@
     USE(cuCtxPushCurrent_v2, (CUcontext ctx))                                                      \
     USE(cuCtxPopCurrent_v2, (CUcontext * ctx))                                                     \
     USE(cuDeviceGetCount, (int *count))                                                            \
+    USE(cuDeviceGetAttribute, (int *value, int attribute, CUdevice dev))                           \
     USE(cuDeviceGetUuid, (CUuuid * uuid, CUdevice dev))                                            \
     USE(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice dev))                                         \
     USE(cuDevicePrimaryCtxGetState, (CUdevice dev, unsigned int *flags, int *active))              \

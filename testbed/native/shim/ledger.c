@@ -89,9 +89,10 @@ void vgpu_ledger_price(const struct vgpu_budget *budget, struct vgpu_regime *reg
     }
 }
 
-int64_t vgpu_ledger_bound(const struct vgpu_budget *budget, bool off, int64_t now) {
+int64_t vgpu_ledger_bound(const struct vgpu_budget *budget, bool off, int64_t credit,
+                          int64_t now) {
     uint64_t seen = get(budget->paid_until);
-    int64_t paid = (int64_t)seen, least = now - vgpu_tuning.credit;
+    int64_t paid = (int64_t)seen, least = now - credit;
     int64_t most = off ? now : now + vgpu_tuning.longest_debt;
     int64_t bounded = paid < least ? least : paid > most ? most : paid;
     if (bounded != paid) swap(budget->paid_until, seen, (uint64_t)bounded);

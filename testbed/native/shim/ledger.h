@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "region.h"
+#include "turns.h"
 
 #define VGPU_US 1000ll
 #define VGPU_MS 1000000ll
@@ -50,6 +51,7 @@ struct vgpu_regime {
     int64_t others;   /* newest time at which another container may have had work in flight */
     bool blocked;     /* a higher priority has work, and no floor is left to us */
     int64_t queue;    /* bound of the device time in flight */
+    struct vgpu_turns turns;
 };
 
 struct vgpu_budget {
@@ -68,8 +70,9 @@ struct vgpu_usage {
 void vgpu_ledger_price(const struct vgpu_budget *budget, struct vgpu_regime *regime, int64_t now);
 
 int64_t vgpu_ledger_paid_until(const struct vgpu_budget *budget);
-/* Keeps paid_until within [now - credit, now + longest debt], or at most now when off. */
-int64_t vgpu_ledger_bound(const struct vgpu_budget *budget, bool off, int64_t now);
+/* Keeps paid_until within [now - credit, now + longest debt], or at most now when off; returns
+ * it. `credit`: vgpu_tuning.credit, or more where it is no choice of ours to wait. */
+int64_t vgpu_ledger_bound(const struct vgpu_budget *budget, bool off, int64_t credit, int64_t now);
 /* `device_ns` may be negative: a refund. */
 void vgpu_ledger_charge(const struct vgpu_budget *budget, const struct vgpu_regime *regime,
                         double device_ns, bool is_long);

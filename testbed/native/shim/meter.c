@@ -11,8 +11,19 @@
 #define FIRST_PAIRS 16
 #define MOST_GAP (25 * VGPU_US) /* longer ones: the host was interrupted, nothing is learned */
 #define SLOP (1 * VGPU_MS) /* how late the page tells */
+#define TOUCH (1.0 / 32)  /* a neighbour may have had so much of it at the beginning */
 #define STEP (2 * VGPU_MS)      /* the longest sleep */
 #define NO_PROGRESS (1 * VGPU_SEC)
+#define IDLE (300 * VGPU_US)    /* a longer pause between launches is rest */
+#define MOST_ASIDE (4.0 * VGPU_MS)
+#define MOST_SAVED (300.0 * VGPU_MS)
+#define RAGGED VGPU_MS          /* a turn may end so much too late */
+#define PATIENCE (60 * VGPU_MS) /* with whoever holds the card, and one launch's length */
+#define SULK 20                 /* so many times as long no turns are taken afterwards */
+#define NOTHING 1000.0          /* ns of device time: what rounding leaves */
+#define OVERDUE (VGPU_TURN_LEAD_NS + 300 * VGPU_US) /* longer in flight than predicted: until the next look */
+#define GRACE (1500 * VGPU_US)  /* for one that waited longer to take its turn */
+#define LOOK (500 * VGPU_US)    /* at the page, while waiting */
 #define ABANDONED (200 * VGPU_MS) /* an open batch of a thread that launches no more */
 
 void vgpu_meter_init(struct vgpu_meter *m, const struct vgpu_meter_ops *ops, void *env,
@@ -163,8 +174,8 @@ static double measure(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_
             .now = now,
             .crowded = batch->chained || batch->crowded,
         };
-        found.clean = regime->contended && regime->raw &&
-                      now - (int64_t)found.elapsed - SLOP > regime->others;
+        int64_t start = now - (int64_t)(found.elapsed * (1 - TOUCH));
+        found.clean = regime->contended && start - SLOP > regime->others;
         struct vgpu_cost_entry *entry = batch->cost;
         if (entry != NULL && entry->key != batch->key) entry = NULL; /* gave way to another */
         fix = vgpu_cost_learn(entry, &found, &m->budget, regime);
@@ -310,11 +321,84 @@ static bool must_queue(const struct vgpu_meter *m, const struct vgpu_cost_entry 
     return m->outstanding >= most || (!k->known && (k->probing || m->unknown >= MOST_UNKNOWN));
 }
 
-enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *m, uint64_t key, uint64_t thread,
-                                 const struct vgpu_regime *regime, struct vgpu_waiting *waiting,
-                                 int64_t now, int64_t *sleep) {
+/* Who was idle has deserved its part of that time, and need not wait for a turn to use it: a
+ * program that has little to do is not slowed down by turns. */
+static void earn(struct vgpu_meter *m, const struct vgpu_regime *regime, int64_t now) {
+    int64_t since = m->progressed > m->launched_at ? m->progressed : m->launched_at;
+    if (m->outstanding > NOTHING || now - since < IDLE) return;
+    m->aside += (double)(now - since) * regime->limit;
+    if (m->aside > MOST_ASIDE) m->aside = MOST_ASIDE;
+}
+
+int64_t vgpu_meter_busy(const struct vgpu_meter *m, int64_t now) {
+    if (m->outstanding < NOTHING) return 0;
+    int64_t since = m->progressed > m->begun ? m->progressed : m->begun;
+    int64_t left = since + (int64_t)m->outstanding - now;
+    return left > OVERDUE ? left : OVERDUE;
+}
+
+/* What ends after a turn but mostly lies in it is of that turn, and prolongs it; not for ever. */
+static bool fits(const struct vgpu_meter *m, const struct vgpu_turns *turns, double cost,
+                 int64_t now) {
+    double all = (double)vgpu_meter_busy(m, now) + cost;
+    if (now >= m->turn_end) return (double)(turns->until - now) >= all;
+    int64_t end = turns->until < m->turn_end ? turns->until : m->turn_end;
+    return (double)(end - now) >= all - cost / 2;
+}
+
+static enum vgpu_reason take(struct vgpu_meter *m, const struct vgpu_turns *turns,
+                             const struct vgpu_waiting *waiting, int64_t now) {
+    m->turn_end = now + (int64_t)larger((double)turns->slot, waiting->need);
+    return VGPU_TAKE_TURN;
+}
+
+static enum vgpu_reason turn_gate(struct vgpu_meter *m, const struct vgpu_regime *regime,
+                                  struct vgpu_waiting *waiting, double cost,
+                                  uint64_t thread, int64_t now, int64_t *sleep) {
+    const struct vgpu_turns *turns = &regime->turns;
+    if (!turns->taking || now < m->impatient) return VGPU_GO;
+    bool ours = turns->until > now;
+    if (ours && fits(m, turns, cost, now)) return VGPU_GO;
+    if (m->aside >= m->outstanding + cost) {
+        m->aside -= cost;
+        return VGPU_GO;
+    }
+    if (waiting->turn_since == 0) {
+        waiting->turn_since = now;
+        close_all(m, thread, regime, now);
+    }
+    int64_t patience = PATIENCE + (int64_t)cost;
+    if (now - waiting->turn_since > patience) {
+        m->impatient = now + SULK * patience;
+        return VGPU_GO;
+    }
+    waiting->need = (double)(vgpu_meter_busy(m, now) + RAGGED) + cost;
+    int64_t rest = turns->free_at - VGPU_TURN_LEAD_NS - now;
+    if (ours && !turns->wanted && rest <= 0) return take(m, turns, waiting, now);
+    if (ours && m->outstanding > NOTHING) { /* nothing more fits */
+        rest = turns->until - VGPU_TURN_LEAD_NS - now;
+        if (rest < 0) rest = 0;
+    } else if (rest <= 0) {
+        if (waiting->free_since == 0) waiting->free_since = now;
+        if (!turns->behind || now - waiting->free_since > GRACE)
+            return take(m, turns, waiting, now);
+        rest = 0;
+    }
+    rest -= m->late; /* on a node whose processors are short a sleep is late by milliseconds */
+    *sleep = rest < LOOK / 4 ? LOOK / 4 : rest > LOOK ? LOOK : rest;
+    return VGPU_WAIT_TURN;
+}
+
+static enum vgpu_reason gate(struct vgpu_meter *m, uint64_t key, uint64_t thread,
+                             const struct vgpu_regime *regime, struct vgpu_waiting *waiting,
+                             int64_t now, int64_t *sleep) {
     struct vgpu_cost_entry *k = vgpu_cost_find(&m->costs, key);
-    int64_t paid = vgpu_ledger_bound(&m->budget, regime->off, now);
+    /* A turn of kernels as long as ours is waited for, and what was saved up meanwhile is kept. */
+    double saved = !regime->turns.taking ? 0 : k->estimate < MOST_SAVED ? k->estimate : MOST_SAVED;
+    int64_t paid =
+        vgpu_ledger_bound(&m->budget, regime->off, vgpu_tuning.credit + (int64_t)saved, now);
+    if (!waiting->entered) earn(m, regime, now);
+    waiting->entered = true;
     if (now > m->next_poll && m->busy_count > 0) vgpu_meter_poll(m, regime, now);
     if (regime->blocked) {
         close_all(m, thread, regime, now);
@@ -349,7 +433,16 @@ enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *m, uint64_t key, uint64_t th
                                 sleep);
         }
     }
-    return VGPU_GO;
+    return turn_gate(m, regime, waiting, k->estimate, thread, now, sleep);
+}
+
+enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *m, uint64_t key, uint64_t thread,
+                                 const struct vgpu_regime *regime, struct vgpu_waiting *waiting,
+                                 int64_t now, int64_t *sleep) {
+    if (waiting->due != 0) m->late += (now - waiting->due - m->late) / 8;
+    enum vgpu_reason reason = gate(m, key, thread, regime, waiting, now, sleep);
+    waiting->due = reason == VGPU_GO || reason == VGPU_TAKE_TURN ? 0 : now + *sleep;
+    return reason;
 }
 
 /* Whether the first launch of a batch gets a start event, or a chain an anchor. */
@@ -434,6 +527,11 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
     open->charged += k->estimate * regime->kappa[is_long];
     open->launches++;
     m->outstanding += k->estimate;
+    m->launched_at = now;
+    if (m->outstanding - k->estimate < NOTHING) m->begun = now;
+    int64_t done = now + vgpu_meter_busy(m, now);
+    admission->tell = regime->turns.taking && done > m->told + RAGGED;
+    if (admission->tell) m->told = done;
     lane->newest_launch = ++m->launched;
     set_busy(m, lane);
     if (fresh) begin(m, lane, k, big, was_alone, admission, now);

@@ -78,6 +78,12 @@ struct vgpu_meter {
     int64_t next_sample, next_poll, progressed;
     uint64_t serial, launched, pairs_skipped;
     double granted; /* completed device time since the caller took it */
+    double aside;   /* device time that may be used without a turn */
+    int64_t launched_at, begun; /* newest launch; the newest that found nothing in flight */
+    int64_t impatient; /* until then no turns are taken */
+    int64_t turn_end;  /* of the newest turn that was taken here, without what prolonged it */
+    int64_t late;      /* how much later than asked for a sleep ends, about */
+    int64_t told;      /* when work in flight will be done, as the page has it */
     uint16_t free_batch, busy_count;
     uint16_t busy[VGPU_LANES];
     uint32_t event_count, free_count;
@@ -87,12 +93,24 @@ struct vgpu_meter {
     struct vgpu_costs costs;
 };
 
-enum vgpu_reason { VGPU_GO, VGPU_WAIT_BUDGET, VGPU_WAIT_QUEUE, VGPU_WAIT_PRIORITY };
+enum vgpu_reason {
+    VGPU_GO,
+    VGPU_WAIT_BUDGET,
+    VGPU_WAIT_QUEUE,
+    VGPU_WAIT_PRIORITY,
+    VGPU_WAIT_TURN,
+    VGPU_TAKE_TURN, /* no wait: the card is free, and the caller is to say that it is ours */
+};
 
 /* One launch's wait. Zero it before the first step. */
 struct vgpu_waiting {
+    int64_t due;   /* when it was to wake up */
     bool paying;   /* it found the budget spent: it waits until all is paid */
     int64_t since; /* when it began to wait for the queue */
+    bool entered;
+    int64_t turn_since; /* when it began to wait for a turn */
+    int64_t free_since; /* when it first could have taken one, but for others that wait */
+    double need;        /* device time that it will have in flight */
 };
 
 /* What the launch that was admitted needs afterwards. */
@@ -103,6 +121,7 @@ struct vgpu_admission {
     bool is_long, probe;
     bool timed;     /* measure the host time of the launch: an idle stream's start event */
     bool anchored;
+    bool tell;      /* the card page should hear of it at once: it lasts */
     bool finish;    /* call vgpu_meter_launched whatever happened */
 };
 
@@ -124,6 +143,9 @@ void vgpu_meter_admit(struct vgpu_meter *meter, uint64_t key, struct vgpu_stream
 void vgpu_meter_launched(struct vgpu_meter *meter, const struct vgpu_regime *regime,
                          const struct vgpu_admission *admission, bool succeeded, int64_t host,
                          int64_t now);
+
+/* For how long what is in flight will keep the card, if nobody else has it, ns. */
+int64_t vgpu_meter_busy(const struct vgpu_meter *meter, int64_t now);
 
 /* A synchronisation: what was launched before it is complete after it, without an event.
  * `stream` NULL = the whole context. */

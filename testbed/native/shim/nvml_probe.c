@@ -59,8 +59,26 @@ static struct watched {
     bool open, known; /* known: our own pids were among NVML's once */
     nvmlDevice_t device;
     unsigned long long seen_us;
-    int64_t retry;
+    int64_t retry, other_at; /* other_at: when NVML last showed another process */
+    int splits;              /* samples that showed us and another at one time */
 } watched[VGPU_MAX_DEVICES];
+
+/* Some drivers give the whole of a sample's use to one process, now this one and now that (an
+ * H200 with driver 580 does): alone that is right, beside a neighbour it is the toss of a coin.
+ * So a driver must have shown that it divides a sample before it is believed there. */
+#define SPLITS 2
+#define BUSY 3 /* percent */
+
+static void look_for_split(struct watched *w, const nvmlProcessUtilizationSample_t *samples,
+                           const bool *own, unsigned int count) {
+    for (unsigned int i = 0; i < count && w->splits < SPLITS; i++)
+        for (unsigned int j = 0; own[i] && samples[i].sm >= BUSY && j < count; j++)
+            if (!own[j] && samples[j].time_us == samples[i].time_us && samples[j].sm >= BUSY &&
+                samples[i].sm + samples[j].sm <= 102) {
+                w->splits++;
+                break;
+            }
+}
 
 /* NVML's time stamps are of the node's wall clock; a driver may have them of another. */
 static bool monotonic(unsigned long long us, int64_t now, int64_t *ns) {
@@ -72,7 +90,7 @@ static bool monotonic(unsigned long long us, int64_t now, int64_t *ns) {
 }
 
 bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid, void *data),
-                     void *data, struct vgpu_usage *usage, int64_t now) {
+                     void *data, bool beside, struct vgpu_usage *usage, int64_t now) {
     struct watched *w = &watched[entry];
     if (uuid[0] == '\0' || now < w->retry || VGPU_REAL(nvmlDeviceGetProcessUtilization) == NULL)
         return false;
@@ -94,19 +112,24 @@ bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid,
     if (result == NVML_ERROR_NOT_FOUND) count = 0;
     unsigned long long newest = 0;
     double own = 0, other = 0;
+    bool owns[MOST] = {false};
     for (unsigned int i = 0; i < count && i < MOST; i++) {
         if (samples[i].time_us > newest) newest = samples[i].time_us;
         if (samples[i].sm > 100) continue; /* seen in the field */
-        bool is_own = ours(samples[i].pid, data);
+        bool is_own = owns[i] = ours(samples[i].pid, data);
         w->known |= is_own;
         *(is_own ? &own : &other) += samples[i].sm / 100.0;
     }
+    look_for_split(w, samples, owns, count < MOST ? count : MOST);
+    if (other > 0.02) w->other_at = now;
     unsigned long long before = w->seen_us;
     if (newest <= before) return false; /* nobody was active, or nothing is new */
     w->seen_us = newest;
     if (before == 0 || !w->known || !monotonic(before, now, &usage->from) ||
         !monotonic(newest, now, &usage->until) || usage->until > now)
         return false;
+    beside |= w->other_at != 0 && now - w->other_at < 2 * VGPU_SEC;
+    if (beside && w->splits < SPLITS) return false;
     usage->own = own < 1 ? own : 1;
     usage->other = other < 1 ? other : 1;
     return true;

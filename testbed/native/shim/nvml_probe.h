@@ -20,8 +20,9 @@ int vgpu_nvml_index(const char *uuid); /* -1 = not known */
 
 /* NVML's newest utilisation of a device's processes, told apart by `ours`. False where NVML
  * tells none, or not of processes that this container knows by pid (then it counts in
- * another PID namespace). `entry` numbers what is remembered between calls. */
+ * another PID namespace), or divides no sample between processes and others are at work
+ * (`beside`, or NVML showed one). `entry` numbers what is remembered between calls. */
 bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid, void *data),
-                     void *data, struct vgpu_usage *usage, int64_t now);
+                     void *data, bool beside, struct vgpu_usage *usage, int64_t now);
 
 #endif

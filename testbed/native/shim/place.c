@@ -1,13 +1,16 @@
 #define _GNU_SOURCE
 #include "place.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "account.h"
 #include "clock.h"
 #include "device.h"
 #include "feedback.h"
+#include "hooks.h"
 #include "log.h"
+#include "lookup.h"
 #include "shared.h"
 
 #define FAST VGPU_MS          /* presence on the card: a newcomer is seen within it */
@@ -21,6 +24,18 @@ void vgpu_places_forget(void) {
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) atomic_store(&made[i], 0);
 }
 
+/* Turns are of no use where the card works for several processes at a time. */
+#define MPS_ENABLED 133 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED, CUDA 12.2 */
+
+static bool is_sliced(int device) {
+    const char *text = secure_getenv("VGPU_TURNS");
+    int together = 0;
+    if (text != NULL && strcmp(text, "0") == 0) return false;
+    return VGPU_REAL(cuDeviceGetAttribute) == NULL ||
+           VGPU_CALL(cuDeviceGetAttribute, &together, MPS_ENABLED, device) != CUDA_SUCCESS ||
+           together == 0;
+}
+
 static void make(struct vgpu_place *place, int entry, int device) {
     if (place->page.mapped != NULL) vgpu_unmap(place->page.mapped, sizeof(struct vgpu_page));
     memset(place, 0, sizeof *place);
@@ -29,6 +44,7 @@ static void make(struct vgpu_place *place, int entry, int device) {
     place->began = vgpu_clock();
     memcpy(place->uuid, place->limits.uuids[entry], sizeof place->uuid);
     if (place->uuid[0] == '\0') vgpu_device_uuid(device, place->uuid);
+    place->sliced = place->turning = is_sliced(device);
     vgpu_card_page_open(&place->page, place->limits.tenant != 0 ? place->limits.uuids[entry] : "");
 }
 
@@ -139,6 +155,12 @@ static void renew_rules(struct vgpu_place *place) {
     place->rules = rules;
 }
 
+static struct vgpu_turns turns_of(struct vgpu_place *place, bool ranked, int64_t now) {
+    if (!place->turning) return (struct vgpu_turns){.taking = false};
+    return vgpu_turns_of(place->page.tenants, place->page.count, place->limits.tenant,
+                         place->rules.limit_pct, ranked, now);
+}
+
 static void announce(struct vgpu_place *place, int64_t now) {
     uint64_t id = place->limits.tenant;
     int at = vgpu_presence_claim(place->page.tenants, place->page.count, id, now);
@@ -159,7 +181,12 @@ static void announce(struct vgpu_place *place, int64_t now) {
     if (atomic_load(&place->measured) &&
         (until > tenant.busy_until_ns || tenant.busy_until_ns > (uint64_t)(now + VGPU_SEC)))
         tenant.busy_until_ns = until;
+    struct vgpu_turns turns = turns_of(place, false, now);
+    tenant.turn = !place->turning || !atomic_load(&place->measured)
+                      ? 0
+                      : vgpu_turns_word(tenant.turn, &turns, place->wish, place->busy, now);
     vgpu_card_page_write(&place->page, at, &tenant);
+    if ((uint32_t)at < place->page.count) *copy = tenant;
 }
 
 static void flag(uint32_t bit, bool on) {
@@ -180,6 +207,9 @@ static void tick(struct vgpu_place *place, int64_t now) {
         place->next_slow = now + SLOW;
         renew_rules(place);
     }
+    int64_t late = atomic_load_explicit(&place->late_ns, memory_order_relaxed);
+    place->turning = place->sliced && vgpu_turns_able(
+        place->turning, vgpu_ledger_stale(&place->budget, now), late);
     struct vgpu_presence presence = {.others = false};
     place->paged = vgpu_card_page_read(&place->page);
     if (place->paged) {
@@ -194,12 +224,14 @@ static void tick(struct vgpu_place *place, int64_t now) {
         place->siblings = siblings_at_work(place, now);
         struct vgpu_usage usage;
         double limit = vgpu_limited(&place->rules) ? place->rules.limit_pct / 100.0 : 1.0;
-        if (vgpu_feedback(place, &usage, now))
+        if (vgpu_feedback(place, presence.others, &usage, now))
             vgpu_ledger_sample(&place->budget, &usage, presence.others || place->siblings, limit,
                                now);
     }
     if (measured) {
         vgpu_regime_of(next, &place->rules, &presence, place->siblings, &place->budget, now);
+        next->turns = turns_of(place, presence.ranked, now);
+        next->turns.taking &= place->paged;
         atomic_fetch_add_explicit(&place->current, 1, memory_order_release);
         /* Right alone, and known to be alone: that is no degradation. */
         if (slow && now - place->began > vgpu_tuning.stale)
@@ -214,6 +246,17 @@ void vgpu_place_tick(struct vgpu_place *place, int64_t now) {
     int free = 0;
     if (!atomic_compare_exchange_strong(&place->ticking.state, &free, 1)) return;
     tick(place, now);
+    vgpu_unlock(&place->ticking);
+}
+
+void vgpu_place_turn(struct vgpu_place *place, enum vgpu_wish wish, int64_t busy, int64_t now) {
+    int free = 0;
+    if (!atomic_compare_exchange_strong(&place->ticking.state, &free, 1)) return;
+    place->wish = wish;
+    place->busy = busy;
+    tick(place, now);
+    place->wish = VGPU_WISH_NONE;
+    place->busy = 0;
     vgpu_unlock(&place->ticking);
 }
 

@@ -26,6 +26,8 @@ struct vgpu_place {
     _Atomic uint64_t launches, granted_ns, waited_ns[VGPU_WAIT_PRIORITY + 1];
     _Atomic int64_t outstanding_ns; /* in flight, of all contexts on the device */
     atomic_bool yielding;
+    _Atomic int64_t late_ns; /* how much too late its sleeps end, about */
+    bool sliced;      /* the card gives its time in slices, so that turns are of use */
     _Atomic int last_error;
 
     /* of the thread that ticks */
@@ -35,6 +37,9 @@ struct vgpu_place {
     struct vgpu_rules rules;
     struct vgpu_card_page page;
     bool paged, siblings, arriving;
+    bool turning; /* it takes turns */
+    enum vgpu_wish wish; /* of whoever ticks, and what it has or will have in flight, ns */
+    int64_t busy;
     int64_t next_slow, launched_at, began, fed_at;
     uint64_t launches_seen, stamp;
     struct written { /* what of the counters the region has */
@@ -48,6 +53,10 @@ void vgpu_places_forget(void); /* in a forked child */
 
 /* Does what is due; never waits for another thread that does. */
 void vgpu_place_tick(struct vgpu_place *place, int64_t now);
+
+/* The same at once, for a launch that wishes something of the turns on the card; `busy` is the
+ * device time that it has in flight or will have, ns. */
+void vgpu_place_turn(struct vgpu_place *place, enum vgpu_wish wish, int64_t busy, int64_t now);
 
 /* A context was made on the device: its neighbours hear that it is there, before its first
  * launch, so that those of a lower priority have a short queue by then. */

@@ -280,9 +280,22 @@ static void wait_for_turn(struct vgpu_engine *engine, uint64_t key) {
         atomic_store_explicit(&place->yielding, reason == VGPU_WAIT_PRIORITY,
                               memory_order_relaxed);
         if (reason == VGPU_GO) return;
+        const struct vgpu_turns *turns = &vgpu_place_regime(place)->turns;
+        bool turning = turns->taking && (reason != VGPU_WAIT_BUDGET || turns->until > now);
+        int64_t busy = vgpu_meter_busy(engine->meter, now);
+        atomic_store_explicit(&place->late_ns, engine->meter->late, memory_order_relaxed);
         vgpu_unlock(&engine->lock);
+        if (reason == VGPU_TAKE_TURN) {
+            vgpu_place_turn(place, VGPU_WISH_TAKE, (int64_t)waiting.need, now);
+            vgpu_lock(&engine->lock);
+            continue;
+        }
+        if (turning) vgpu_place_turn(place, vgpu_turns_wish(turns, reason == VGPU_WAIT_TURN,
+                                                            reason == VGPU_WAIT_BUDGET, now),
+                                     busy, now);
         vgpu_clock_sleep(sleep);
         int64_t after = vgpu_clock();
+        if (reason == VGPU_WAIT_TURN) reason = VGPU_WAIT_QUEUE; /* for the card, both */
         atomic_fetch_add_explicit(&place->waited_ns[reason], (uint64_t)(after - now),
                                   memory_order_relaxed);
         tick_if_due(place, after);
@@ -304,7 +317,11 @@ static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, 
     vgpu_meter_admit(engine->meter, key, stream, vgpu_place_regime(place), vgpu_clock(),
                      &t->admission);
     publish(engine);
+    int64_t now = t->admission.tell ? vgpu_clock() : 0;
+    int64_t busy = t->admission.tell ? vgpu_meter_busy(engine->meter, now) : 0;
+    enum vgpu_wish wish = now < engine->meter->turn_end ? VGPU_WISH_MORE : VGPU_WISH_NONE;
     vgpu_unlock(&engine->lock);
+    if (t->admission.tell) vgpu_place_turn(place, wish, busy, now);
     t->engine = engine;
     t->before = t->admission.timed ? vgpu_clock() : 0;
 }

@@ -259,6 +259,26 @@ def test_a_pair(new_card: Callable[[str], Card], clock: str) -> None:
         tenant.end()
 
 
+@pytest.mark.parametrize("samples", ["one", "off"])
+def test_a_pair_without_use_by_process(
+    new_card: Callable[[str], Card], monkeypatch: pytest.MonkeyPatch, samples: str
+) -> None:
+    """A driver that gives each sample to one process tells nothing beside a neighbour: believed,
+    the smaller one had more than its share (36 of 30 on an H200)."""
+    monkeypatch.setenv("VGPU_EMU_PROCESS_SAMPLES", samples)
+    card_ = new_card("slices")
+    regions = [card_.container("a", 30), card_.container("b", 60)]
+    tenants = [card_.start(region, 100, "deep", 1) for region in regions]
+    for tenant in tenants:
+        tenant.go()
+    first, second = card_.shares(*tenants, seconds=4, warm=3)
+    assert first <= 30 + ABOVE and second <= 60 + ABOVE, (first, second)
+    assert min(first / 30, second / 60) > 0.4, (first, second)
+    assert read_region(regions[0]).state & StateFlag.DEGRADED
+    for tenant in tenants:
+        tenant.end()
+
+
 def test_control_of_a_pair(a_card: Card) -> None:
     tenants = [a_card.start(None, 1000, "deep", 1, library=False).go() for _ in range(2)]
     first, second = a_card.shares(*tenants)

@@ -21,7 +21,7 @@ import shim_harness as harness
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 
 CLOCKS = ("slices", "sharing")
-PURE = ("ledger.c", "cost.c", "meter.c", "presence.c")
+PURE = ("ledger.c", "cost.c", "meter.c", "presence.c", "turns.c")
 #: Named before the sources that need it.
 MATHS = ("-Wl,--no-as-needed", "-lm")
 LENGTHS_US = (5, 100, 5_000, 50_000, 200_000)
@@ -222,6 +222,76 @@ def test_the_figures_of_a_real_card() -> None:
         first, second = shares(tenants=2, limit0=30, limit1=60, kernel=kernel, seconds=23, **card)
         assert (first, second) == (pytest.approx(30, abs=2), pytest.approx(60, abs=2.5))
         assert shares(limit=30, kernel=kernel, **card) == pytest.approx([30], abs=1)
+
+
+# --- turns ----------------------------------------------------------------------------------
+
+H200 = {"slice_us": 2090, "change_us": 153, "event_ns": 2065}
+
+
+@pytest.mark.parametrize("nvml", [1, 0])
+@pytest.mark.parametrize(
+    ("kernel", "pattern"), [(5, "deep"), (100, "deep"), (5_000, "deep"), (50_000, "sync")]
+)
+def test_turns_save_what_switches_cost(kernel: int, pattern: str, nvml: int) -> None:
+    """On the real card's figures: 30 beside 70 as promised, and without NVML no worse."""
+    scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel": kernel, "pattern": pattern}
+    scenario |= {"nvml": nvml, "seconds": 23, **H200}
+    result = run(**scenario)
+    first, second = (tenant["share"] for tenant in result["tenants"])
+    assert first == pytest.approx(30, abs=2)
+    assert second / first == pytest.approx(70 / 30, rel=0.06)
+    assert result["busy_pct"] >= 95.5
+    control = run(**scenario, turns=0)
+    first, second = (tenant["share"] for tenant in control["tenants"])
+    assert first < 25 or second / first < 70 / 30 * 0.94
+    assert control["busy_pct"] < result["busy_pct"] - 1
+
+
+def test_turns_of_programs_that_synchronize() -> None:
+    """They have gaps of their own, and no longer wait for a slice of the other's in each."""
+    for kernel, least in ((5, 9), (100, 25)):
+        scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel": kernel, "pattern": "sync"}
+        first, second = shares(**scenario, **H200)
+        control = shares(**scenario, **H200, turns=0)
+        assert first > least and second > 2 * first
+        assert control[0] < first - 5 and control[1] < second - 20
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("kernel", [100, 5_000, 50_000])
+def test_turns_break_no_ceiling(kernel: int, clock: str) -> None:
+    """Nor on a card that shares its processors, where the library takes none."""
+    for nvml in (0, 1):
+        result = run(
+            tenants=2,
+            limit0=30,
+            limit1=70,
+            clock=clock,
+            nvml=nvml,
+            kernel=kernel,
+            turns=1,
+            seconds=23,
+        )
+        for tenant, limit in zip(result["tenants"], (30, 70), strict=True):
+            assert tenant["ten"][1] <= limit + 1 + kernel / 100_000
+
+
+@pytest.mark.parametrize("kernel", [100, 5_000])
+def test_one_that_lies_about_its_turn(kernel: int) -> None:
+    """It costs a wait now and then, not the share."""
+    (share,) = shares(limit=30, kernel=kernel, liar=1, nvml=0, seconds=23)
+    assert share == pytest.approx(30, abs=2)
+
+
+@pytest.mark.parametrize("kernel", [100, 5_000])
+def test_no_turns_where_sleeps_end_too_late(kernel: int) -> None:
+    """On a node whose processors are short the card's own switching loses less."""
+    scenario = {"tenants": 2, "limit0": 30, "limit1": 60, "kernel": kernel, "slack_us": 3000}
+    assert shares(**scenario, seconds=23) == pytest.approx([30, 60], abs=2)
+    late = run(**scenario, seconds=23)
+    without = run(**scenario, seconds=23, turns=0)
+    assert late["busy_pct"] == pytest.approx(without["busy_pct"], abs=2)
 
 
 # --- policy, priority, changes --------------------------------------------------------------

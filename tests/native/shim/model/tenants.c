@@ -31,7 +31,9 @@ struct process {
     struct vgpu_presence presence;
     int64_t tick, next_tick, newest_launch;
     int context;
-    bool bare, measured, yielding;
+    bool bare, measured, yielding, turning;
+    enum vgpu_wish wish;
+    double need;
     enum kind kind;
     bool sync;
     int streams;
@@ -44,7 +46,7 @@ static struct container containers[MODEL_CONTEXTS];
 static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
-static bool with_page = true, with_nvml = true;
+static bool with_page = true, with_nvml = true, with_turns = true;
 
 /* --- the driver's side of a meter -------------------------------------------------------------- */
 
@@ -83,6 +85,12 @@ static void feed(struct process *p, bool beside) {
     vgpu_ledger_sample(&budget, &usage, beside, p->regime.limit, model_now());
 }
 
+static struct vgpu_turns turns_of(struct process *p, int64_t now) {
+    struct container *c = p->container;
+    return vgpu_turns_of(page, VGPU_PAGE_TENANTS, c->id, c->rules.limit_pct, p->presence.ranked,
+                         now);
+}
+
 static void announce(struct process *p, int64_t now) {
     struct container *c = p->container;
     if (!with_page) return;
@@ -95,7 +103,14 @@ static void announce(struct process *p, int64_t now) {
     else tenant->active_ns = (uint64_t)now;
     uint64_t until = (uint64_t)now + (uint64_t)p->meter->outstanding;
     if (p->measured && until > tenant->busy_until_ns) tenant->busy_until_ns = until;
-    if (p->measured && (p->meter->outstanding > 0 || tenant->flight_ns == 0)) tenant->flight_ns = (uint64_t)now;
+    if (p->measured && (p->meter->outstanding > 0 || tenant->flight_ns == 0))
+        tenant->flight_ns = (uint64_t)now;
+    if (!p->measured || !p->turning) tenant->turn = 0;
+    else {
+        double busy = p->wish == VGPU_WISH_TAKE ? p->need : (double)vgpu_meter_busy(p->meter, now);
+        tenant->turn =
+            vgpu_turns_word(tenant->turn, &p->regime.turns, p->wish, (int64_t)busy, now);
+    }
 }
 
 static void tick(struct process *p) {
@@ -104,6 +119,7 @@ static void tick(struct process *p) {
     p->next_tick = now + VGPU_MS;
     struct container *c = p->container;
     struct vgpu_budget budget = budget_of(c);
+    p->turning = with_turns && with_page && vgpu_turns_able(p->turning, p->regime.raw, p->meter->late);
     announce(p, now);
     c->active[p->context] = (uint64_t)now;
     bool siblings = false;
@@ -114,6 +130,7 @@ static void tick(struct process *p) {
     feed(p, p->presence.others || siblings);
     p->measured = vgpu_at_work(&c->rules, &p->presence);
     vgpu_regime_of(&p->regime, &c->rules, &p->presence, siblings, &budget, now);
+    p->regime.turns = p->turning ? turns_of(p, now) : (struct vgpu_turns){.taking = false};
     c->degraded = p->regime.raw && !p->regime.off;
 }
 
@@ -134,15 +151,35 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     while ((reason = vgpu_meter_gate(p->meter, key, 1, &p->regime, &waiting, model_now(), &sleep)) !=
            VGPU_GO) {
         p->yielding = reason == VGPU_WAIT_PRIORITY;
+        if (reason == VGPU_TAKE_TURN) {
+            p->wish = VGPU_WISH_TAKE;
+            p->need = waiting.need;
+            p->next_tick = 0;
+            tick(p);
+            p->wish = VGPU_WISH_NONE;
+            continue;
+        }
+        p->wish = vgpu_turns_wish(&p->regime.turns, reason == VGPU_WAIT_TURN,
+                                  reason == VGPU_WAIT_BUDGET, model_now());
+        if (reason == VGPU_WAIT_TURN) p->next_tick = 0;
+        tick(p);
         model_sleep((double)sleep);
+        if (reason == VGPU_WAIT_TURN) reason = VGPU_WAIT_QUEUE;
         p->waited[reason] += model_now() - before;
         before = model_now();
         tick(p);
     }
     p->yielding = false;
+    p->wish = VGPU_WISH_NONE;
     struct vgpu_admission admission;
     struct vgpu_stream_id id = {.handle = (uint64_t)stream + 10};
     vgpu_meter_admit(p->meter, key, id, &p->regime, model_now(), &admission);
+    if (admission.tell) {
+        p->next_tick = 0;
+        p->wish = model_now() < p->meter->turn_end ? VGPU_WISH_MORE : VGPU_WISH_NONE;
+        tick(p);
+        p->wish = VGPU_WISH_NONE;
+    }
     before = model_now();
     model_launch(p->context, stream, ns);
     if (admission.finish)
@@ -233,6 +270,18 @@ static void set_limit(void *data) { /* a change of the limit while it runs */
     c->rules.limit_pct = (uint32_t)number("relimit", index, 0);
 }
 
+/* Writes for ever that it has work, waits, and holds the card. */
+static void lie(void *data) {
+    (void)data;
+    for (;;) {
+        uint64_t now = (uint64_t)model_now();
+        page[VGPU_PAGE_TENANTS - 1] = (struct vgpu_page_tenant){
+            .id = 1, .active_ns = now, .busy_until_ns = now + VGPU_SEC, .priority = 1,
+            .limit_pct = 50, .flight_ns = now, .turn = (now + 900 * VGPU_MS) | 1};
+        model_sleep(1e6);
+    }
+}
+
 static void make(int count) {
     for (int i = 0; i < count; i++) {
         struct container *c = &containers[container_count++];
@@ -268,6 +317,7 @@ static void make(int count) {
             p->off = number("off", i, 0) * 1e6;
             p->start = (int64_t)(number("start", i, 0) * 1e9) + VGPU_SEC;
             p->stop = (int64_t)(number("stop", i, 1e6) * 1e9) + VGPU_SEC;
+            p->turning = true;
             p->meter = calloc(1, sizeof *p->meter);
             vgpu_meter_init(p->meter, &ops, p, budget_of(c));
             model_thread(body, p);
@@ -288,6 +338,8 @@ int main(int argc, char **argv) {
     model.noise = (int)number("noise", -1, 1);
     with_nvml = number("nvml", -1, 1) != 0;
     with_page = number("page", -1, 1) != 0;
+    with_turns = number("turns", -1, !model.sharing) != 0; /* as with MPS */
+    if (number("liar", -1, 0) != 0) model_thread(lie, NULL);
     make((int)number("tenants", -1, 1));
     model_run(warm * VGPU_SEC);
     double any = model_any_busy();
