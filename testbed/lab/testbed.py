@@ -128,7 +128,7 @@ class Testbed:
             yield found
 
     def check(self, spec: ClusterSpec, *, bare: bool = False) -> None:
-        """Refuse cards that the cluster's nodes cannot carry, before anything is made.
+        """Refuse what the machine or the cluster's nodes cannot carry, before anything is made.
 
         Args:
             spec: What is asked for.
@@ -137,8 +137,13 @@ class Testbed:
         Raises:
             InputError: the machine's own cards in a process cluster, or such as it has not,
                 or MIG devices for the stack.
+            ClusterError, MissingTool: kind has no engine here.
         """
         nodes = spec.by_node()
+        if self.provider == "kind":
+            from testbed.lab.cluster.kind import KindCluster
+
+            KindCluster(self.name).check()
         if not any(card.real for cards in nodes for card in cards):
             return
         if self.provider == "process":

@@ -16,6 +16,7 @@ from testbed.lab.cluster.process import launch
 from testbed.lab.cluster.protocol import ClusterSpec
 from testbed.lab.images.node import NodeImage
 from testbed.lab.progress import QuietProgress
+from testbed.lab.testbed import Testbed
 
 QUIET = QuietProgress()
 
@@ -113,6 +114,25 @@ def test_somebody_elses_cluster_of_that_name_is_left_alone(world, tmp_path):
         cluster.up(ClusterSpec(), QUIET)
     assert "kind delete cluster --name x" in caught.value.hint
     assert "kind " not in diary.read_text().replace("io.x-k8s.kind", "")
+    assert not (state / "x").exists()
+
+
+def test_what_cannot_be_is_said_before_anything_is_made(world, tmp_path, monkeypatch):
+    build, _, state = world
+    flag = tmp_path / "node"
+    build(docker=nodes(flag), kind="exit 1")
+    testbed = Testbed("x", "kind")
+    testbed.check(ClusterSpec())
+    flag.touch()
+    with pytest.raises(InputError, match="has not made"):
+        testbed.check(ClusterSpec())
+
+    def none():
+        raise ClusterError("no container engine can be used")
+
+    monkeypatch.setattr(choice, "look", none)
+    with pytest.raises(ClusterError, match="no container engine"):
+        testbed.check(ClusterSpec())
     assert not (state / "x").exists()
 
 

@@ -56,6 +56,16 @@ class KindCluster:
 
     # --- commands ----------------------------------------------------------
 
+    def check(self) -> None:
+        """Refuse a machine where it cannot come up, before anything is made for it.
+
+        Raises:
+            InputError, ClusterError, MissingTool: no engine will do, or somebody else's
+                cluster has the name.
+        """
+        if Record.read(self._folders.record) is None:
+            self._chosen()
+
     def prepare(self, progress: Progress) -> dict[str, Path]:
         chosen = choices.look()
         tools = self._parts.tools(progress)
@@ -240,12 +250,7 @@ class KindCluster:
     def _bring_up(
         self, spec: ClusterSpec, progress: Progress, images: Sequence[Image] | None
     ) -> None:
-        chosen = choices.look()
-        if chosen.engine is not None and chosen.engine.containers(self.name):
-            raise InputError(
-                f"there is a kind cluster {self.name!r} that the testbed has not made",
-                hint=f"use another --name, or kind delete cluster --name {self.name}",
-            )
+        chosen = self._chosen()
         creation = Creation(
             name=self.name,
             folders=self._folders,
@@ -267,6 +272,15 @@ class KindCluster:
             except BaseException:  # somebody wants it to end, not to know why
                 self._clear(keep_logs=True)
                 raise
+
+    def _chosen(self) -> choices.Choice:
+        chosen = choices.look()
+        if chosen.engine is not None and chosen.engine.containers(self.name):
+            raise InputError(
+                f"there is a kind cluster {self.name!r} that the testbed has not made",
+                hint=f"use another --name, or kind delete cluster --name {self.name}",
+            )
+        return chosen
 
     # --- down --------------------------------------------------------------
 
