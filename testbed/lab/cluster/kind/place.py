@@ -130,6 +130,7 @@ def _file_systems(place: Place) -> list[Step]:
         step("mount", "-n", "--rbind", str(CGROUPS), f"{scratch}/cgroup"),
         step("mount", "-n", "-t", "sysfs", "sysfs", "/sys"),
         step("mount", "-n", "--rbind", f"{scratch}/cgroup", str(CGROUPS)),
+        step("sh", "-c", _weigh(place.cgroup)),
         # Settings of the kernel stay; those of the network are this namespace's own.
         step("mount", "-n", "--bind", "/proc/sys", "/proc/sys"),
         step("mount", "-n", "-o", "remount,bind,ro", "/proc/sys"),
@@ -139,6 +140,16 @@ def _file_systems(place: Place) -> list[Step]:
         step("cp", str(place.folder / "front.conf"), "/etc/vgpu-testbed/front.conf"),
         step("cp", str(place.folder / "policy.json"), "/etc/containers/policy.json"),
     ]
+
+
+def _weigh(group: str) -> str:
+    """Return the command that lets a whole cluster weigh as much as some twenty programs.
+
+    Under cgroup v1 one group weighs as much as one task of the machine's root group, so beside
+    a busy host pods would get next to nothing of the processors.
+    """
+    folder = f"{CGROUPS}/cpu/{group}"
+    return f"! [ -d {CGROUPS}/cpu ] || (mkdir -p {folder} && echo 20480 >{folder}/cpu.shares)"
 
 
 def _back(scratch: str, path: Path) -> list[Step]:
