@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -321,7 +322,7 @@ class KindCluster:
         notes = list(record.told)
         if record.own:
             words = " ".join(
-                f"{key}={value}"
+                f"{key}={shlex.quote(value)}"
                 for key, value in record.reached().environment.items()
                 if key == "DOCKER_HOST"
             )
