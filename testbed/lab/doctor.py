@@ -101,7 +101,7 @@ def _diagnose_kind(real_cards: bool) -> tuple[Finding, ...]:
         _state(),
         _memory(),
         _tools(),
-        _built(),
+        _built(*doctor_kind.unmade(engine)),
     )
     if not real_cards:
         return found
@@ -302,8 +302,12 @@ def _tools() -> Finding:
     return Finding(name="Debian packages", ok=not missing, detail=detail, hint=hint)
 
 
-def _built() -> Finding:
-    """What is not there yet is made by the first run: never a fault, but minutes."""
+def _built(*more: str) -> Finding:
+    """What is not there yet is made by the first run: never a fault, but minutes.
+
+    Args:
+        more: What the kind of cluster needs beside what all need, and is not there.
+    """
     missing = []
     try:
         artifacts.library("libcuda.so.1")
@@ -311,7 +315,8 @@ def _built() -> Finding:
         missing.append("the C libraries (make native)")
     if binaries.cached() is None:
         missing.append("Kubernetes (up to 10 minutes, once)")
-    detail = "the first run makes " + " and ".join(missing) if missing else "all at hand"
+    missing += more
+    detail = "the first run makes " + ", ".join(missing) if missing else "all at hand"
     return Finding(name="made before", ok=True, detail=detail)
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 from testbed.errors import InputError, TestbedError
 from testbed.lab import cache
-from testbed.lab.cluster.kind import choice, toolkit
+from testbed.lab.binaries import kind as tools
+from testbed.lab.cluster.kind import choice, packages, toolkit
 from testbed.lab.cluster.kind.gpu_host import ask
 from testbed.lab.cluster.kind.toolkit import EngineFacts
 from testbed.lab.doctor import Finding, free_inotify, sysctl
+from testbed.lab.images import node
 
 #: What image and volumes of two nodes were seen to take: 1.1 GB and 1.7 GB, images beside.
 STORAGE_GIB = 5
@@ -118,6 +121,25 @@ def installed() -> str:
     asked = choice.asked_program()
     known = (asked,) if asked else ("docker", "podman")
     return next((each for each in known if shutil.which(each)), "")
+
+
+def unmade(facts: EngineFacts | InputError | None) -> tuple[str, ...]:
+    """Return what the first kind cluster makes or fetches here, once.
+
+    Args:
+        facts: As for ``findings``.
+    """
+    missing = []
+    if tools.find() is None:
+        missing.append("kind (up to 5 minutes, once)")
+    if node.find() is None:
+        missing.append("a node image unless one can be pulled (up to 5 minutes, once)")
+    # Only root is given an own engine; to others the engine's finding says what to do.
+    program = choice.asked_program() or "docker"
+    own = os.geteuid() == 0 and not isinstance(facts, EngineFacts)
+    if own and packages.cached(program) is None:
+        missing.append(f"an own {program.title()} of Debian packages")
+    return tuple(missing)
 
 
 def _mounts() -> str:

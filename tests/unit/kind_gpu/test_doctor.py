@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,3 +248,35 @@ def test_a_bundle_holds_what_matters_to_its_cluster(monkeypatch, provider, profi
     node = NodeStatus(name="n", ready=True, profiles=(CardSpec(profile=profile, count=1),))
     bundle._findings(ClusterStatus(name="x", provider=provider, state="broken", nodes=(node,)))
     assert seen == [asked]
+
+
+@pytest.mark.parametrize(
+    ("uid", "facts", "own"),
+    [(0, None, True), (0, DOCKER["24-nvidia"], False), (1000, None, False)],
+)
+def test_what_the_first_kind_cluster_makes_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    uid: int,
+    facts: toolkit.EngineFacts | None,
+    own: bool,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("KIND_EXPERIMENTAL_PROVIDER", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    told = doctor_kind.unmade(facts)
+    assert [each.split(" (")[0] for each in told[:2]] == [
+        "kind",
+        "a node image unless one can be pulled",
+    ]
+    assert ("an own Docker of Debian packages" in told) is own
+
+
+def test_what_was_made_before_is_not_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for module, name in (
+        (doctor_kind.tools, "find"),
+        (doctor_kind.node, "find"),
+        (doctor_kind.packages, "cached"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_: tmp_path)
+    assert doctor_kind.unmade(None) == ()
