@@ -75,7 +75,10 @@ def told(error: Exception) -> TestbedError:
     if isinstance(error, TestbedError):
         return error
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
+        # A full disk is that of where a copy goes.
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        path = (error.filename2 if full else None) or error.filename
+        where = f"{path}: " if path else ""
         hint = _OS_HINTS.get(error.errno or 0, "`testbed doctor` says what this machine lacks")
         return TestbedError(f"{where}{error.strerror or error}", hint=hint, artifacts=_trace(error))
     return TestbedError(

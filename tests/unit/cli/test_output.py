@@ -20,6 +20,7 @@ ERRORS = [
     (InputError("no", why="because", hint="this", artifacts=Path("/b")), 2, "no"),
     (CheckFailed("does not hold"), 1, "does not hold"),
     (OSError(30, "Read-only file system", "/state"), 2, "/state: Read-only file system"),
+    (OSError(28, "No space left on device", "/a", None, "/b"), 2, "/b: No space left on device"),
     (ZeroDivisionError("by zero"), 2, "unexpected ZeroDivisionError"),
     (KeyboardInterrupt(), 2, "interrupted"),
 ]
