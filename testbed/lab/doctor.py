@@ -12,9 +12,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.errors import InputError, MissingTool
+from testbed.errors import InputError, MissingTool, TestbedError
 from testbed.lab import binaries, cache
 from testbed.lab.cluster.process import identity, layout
+from testbed.lab.images import pytorch
 from testbed.native import artifacts
 
 #: Free space that downloads and builds need at their peak, GiB.
@@ -315,9 +316,18 @@ def _built(*more: str) -> Finding:
         missing.append("the C libraries (make native)")
     if binaries.cached() is None:
         missing.append("Kubernetes (up to 10 minutes, once)")
+    if not _pytorch():
+        missing.append("PyTorch's environment (540 MB to download, once)")
     missing += more
     detail = "the first run makes " + ", ".join(missing) if missing else "all at hand"
     return Finding(name="made before", ok=True, detail=detail)
+
+
+def _pytorch() -> bool:
+    try:
+        return pytorch.downloaded()
+    except TestbedError:
+        return False  # no interpreter for containers: the first run says which
 
 
 def _sysctl(key: str) -> str | None:

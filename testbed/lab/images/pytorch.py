@@ -52,7 +52,7 @@ def prepare(progress: Progress) -> Path:
     """
     python = venv.system_python()
     runtime = artifacts.library("libcudart.so.13")
-    packages_key = cache.key_of(_RECIPE, LOCK.read_bytes(), python.minor)
+    packages_key = _packages_key(python)
     sources = [path.read_bytes() for path in standins.sources()]
     key = cache.key_of(packages_key, runtime.read_bytes(), *sources)
     found = cache.find("pytorch", key)
@@ -72,6 +72,19 @@ def prepare(progress: Progress) -> Path:
         standins.build(venv.site_packages(folder, python), runtime, folder / STANDINS, step.update)
 
     return cache.obtain("pytorch", key, make, progress, "make CUDA libraries for emulated cards")
+
+
+def downloaded() -> bool:
+    """Say whether the cache has the packages, so that nothing large is to be fetched.
+
+    Raises:
+        TestbedError: the interpreter for containers is missing.
+    """
+    return cache.find("pytorch-packages", _packages_key(venv.system_python())) is not None
+
+
+def _packages_key(python: venv.SystemPython) -> str:
+    return cache.key_of(_RECIPE, LOCK.read_bytes(), python.minor)
 
 
 def _install(folder: Path, python: venv.SystemPython, step: Step) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.lab import binaries, doctor
 from testbed.lab.binaries import tools
+from testbed.lab.images import pytorch
 
 
 def test_missing_packages_are_one_line_with_the_command_as_typed(
@@ -117,3 +118,16 @@ def test_what_limits_do_not_stop_is_said_on_every_machine() -> None:
     [found] = [each for each in documents if each["name"] == "what limits do not stop"]
     assert found["ok"] and "preload" in found["detail"]
     assert done.exit_code == (0 if all(each["ok"] for each in documents) else 2)
+
+
+def test_what_the_first_run_fetches_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told = {each.name: each for each in doctor.diagnose()}["made before"]
+    assert told.ok  # minutes, not a fault
+    assert "Kubernetes (" in told.detail and "PyTorch's environment (540 MB" in told.detail
+    monkeypatch.setattr(binaries, "cached", lambda: tmp_path)
+    monkeypatch.setattr(pytorch, "downloaded", lambda: True)
+    told = {each.name: each for each in doctor.diagnose()}["made before"]
+    assert "Kubernetes" not in told.detail and "PyTorch" not in told.detail
