@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,6 +183,47 @@ def test_down_waits_for_an_engine_that_is_away(world, tmp_path):
     away.unlink()
     cluster.down(QUIET)
     assert not flag.exists() and not (state / "x").exists()
+
+
+def test_kind_ends_with_the_command_that_is_killed(world, tmp_path):
+    build, _, _ = world
+    began = tmp_path / "began"
+    kind = (
+        f'[ "$1" != create ] || {{ echo $$ >{began}.new; mv {began}.new {began}; exec sleep 600; }}'
+    )
+    cluster = build(docker=nodes(tmp_path / "none"), kind=kind)
+    command = os.fork()
+    if command == 0:
+        with contextlib.suppress(BaseException):
+            cluster.up(ClusterSpec(), QUIET)
+        os._exit(0)
+    try:
+        until(began.exists)
+        pid = int(began.read_text())
+        assert alive(pid)
+    finally:
+        os.kill(command, signal.SIGKILL)
+        os.waitpid(command, 0)
+    try:
+        until(lambda: not alive(pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; what nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_images_for_a_cluster_that_is_not_there(world, tmp_path):
