@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from testbed.errors import MissingTool, TestbedError
+from testbed.errors import FULL_HINT, MissingTool, TestbedError
 
 #: Lines of output that an error message carries.
 _TAIL = 12
@@ -88,7 +88,10 @@ def run(
             what, why=f"no end within {timeout_s:g} s\n" + "\n".join(tail), hint=hint
         )
     if code:
-        raise TestbedError(what, why=f"exit code {code}\n" + "\n".join(tail), hint=hint)
+        why = f"exit code {code}\n" + "\n".join(tail)
+        if "no space left on device" in why.lower():
+            hint = FULL_HINT
+        raise TestbedError(what, why=why, hint=hint)
     return "".join(lines)
 
 

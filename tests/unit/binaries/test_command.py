@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import MissingTool, TestbedError
+from testbed.errors import FULL_HINT, MissingTool, TestbedError
 from testbed.lab import command
 
 
@@ -29,6 +29,13 @@ def test_failure_carries_the_end_of_the_output() -> None:
     assert caught.value.why.endswith("99\n100")
     assert "\n1\n" not in caught.value.why
     assert caught.value.hint == "less"
+
+
+def test_a_full_disk_is_told_what_helps() -> None:
+    script = "echo 'write /layer.tar: no space left on device' >&2; exit 1"
+    with pytest.raises(TestbedError) as caught:
+        command.run(["sh", "-c", script], what="cannot load", timeout_s=10, hint="less")
+    assert caught.value.hint == FULL_HINT
 
 
 def test_a_missing_program_is_a_missing_tool() -> None:
