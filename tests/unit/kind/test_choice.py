@@ -52,6 +52,12 @@ def test_else_root_starts_an_own_one(environ, there, program, why):
     assert why in found.why
 
 
+def test_who_may_not_ask_docker_is_told_how_to():
+    with pytest.raises(ClusterError) as caught:
+        choice.choose({}, machine(root=False))
+    assert "usermod -aG docker" in caught.value.hint
+
+
 def test_the_engine_stays_the_one_that_was_taken(monkeypatch):
     """Later commands need the name only, wherever their environment leads."""
     found = choice.choose({"DOCKER_HOST": "unix:///own.sock"}, machine(DOCKER)).engine

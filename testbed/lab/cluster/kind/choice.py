@@ -93,6 +93,8 @@ def choose(environ: Mapping[str, str], machine: Machine) -> Choice:
             hint=f"{start}, or leave {OWN_VARIABLE} out so that an own engine is started",
         )
     if not machine.root:
+        if "no Docker answers" in why_not:
+            start += " (one that runs answers its group: sudo usermod -aG docker $USER)"
         raise ClusterError(
             "no container engine can be used",
             why=f"{why_not}, and only root can start one",
