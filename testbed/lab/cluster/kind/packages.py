@@ -32,6 +32,8 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "podman": (
         *("podman", "conmon", "netavark", "aardvark-dns", "iptables"),
         *("golang-github-containers-common", "golang-github-containers-image"),
+        # The second name: releases whose time has 64 bits.
+        *("libglib2.0-0", "libglib2.0-0t64"),
         *("libgpgme11", "libassuan0", "libsubid4", "libdevmapper1.02.1", "libsystemd0"),
         *("libip4tc2", "libip6tc2", "libxtables12"),
         *("libnftnl11", "libmnl0", "libnfnetlink0", "libnetfilter-conntrack3", "libyajl2"),
