@@ -21,6 +21,7 @@ def test_the_race() -> None:
     """Nobody passes the cap with the library, and everybody does without it."""
     done = CliRunner().invoke(app, ["bench", "shim", "--part", "race", "--rounds", "200", "--json"])
     found = json.loads(done.stdout)
+    assert "error" not in found, found
     assert found["cap_race"]["passed_cap"] == 0 and found["cap_race"]["refused"] > 0
     assert found["cap_race"]["most_mib"] <= found["cap_race"]["cap_mib"]
     assert found["control"]["cap_race"]["passed_cap"] > 0
