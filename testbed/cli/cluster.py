@@ -156,7 +156,13 @@ def status_text(status: ClusterStatus) -> str:
     ]
     lines += [f"problem: {problem}" for problem in status.problems]
     lines += [f"note: {note}" for note in status.notes]
-    if status.kubeconfig:
+    if status.state == "broken":
+        named = "" if status.name == DEFAULT_NAME else f" --name {status.name}"
+        lines.append(
+            f"testbed up{named}, with the same options, mends it or makes it anew;"
+            f" testbed down{named} clears it"
+        )
+    elif status.kubeconfig:
         named = "" if status.name == DEFAULT_NAME else f"--name {status.name} "
         lines.append(f"testbed kubectl {named}get pods -A")
     return "\n".join(lines)

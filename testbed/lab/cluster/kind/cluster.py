@@ -320,7 +320,7 @@ class KindCluster:
 
     def _notes(self, record: Record) -> tuple[str, ...]:
         notes = list(record.told)
-        if record.own:
+        if record.own and own.init_of(record.token) is not None:
             words = " ".join(
                 f"{key}={shlex.quote(value)}"
                 for key, value in record.reached().environment.items()
