@@ -241,6 +241,13 @@ def test_an_engine_that_was_there(docker):
     assert docker.left(other) == []
 
 
+def test_containerd_makes_no_folders_in_opt(docker):
+    """Looked up in its log: a machine that had an engine before has the folders."""
+    log = (docker.state / NAME / "engine/logs/containerd.log").read_text()
+    assert "io.containerd.internal.v1.opt" not in log
+    assert "io.containerd.service.v1.tasks-service" in log  # the control: it names what it loads
+
+
 def test_logs_and_bundle(docker, tmp_path):
     assert "kubelet" in docker("logs", "kubelet", "--name", NAME, "--tail", "50").stdout.lower()
     assert docker("logs", "apiserver", "--name", NAME, "--tail", "5").stdout

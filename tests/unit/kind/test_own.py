@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,20 @@ def test_the_relay_leads_to_the_same_port_inside(tmp_path):
     assert services["relay"].listen and "dockerd" in services
     services = {each.name: each for each in places.plan(place(tmp_path, "podman")).services}
     assert list(services) == ["relay"]
+
+
+def test_the_engine_s_containerd_makes_no_folders_in_opt(tmp_path):
+    """As it does by itself, and dockerd's own has no setting for it."""
+    here = place(tmp_path, "docker")
+    places.write(here)
+    config = tomllib.loads((here.folder / "containerd.toml").read_text())
+    assert "io.containerd.internal.v1.opt" in config["disabled_plugins"]
+    assert config["root"].startswith(str(here.data))
+    address = config["grpc"]["address"]
+    assert json.loads((here.folder / "daemon.json").read_text())["containerd"] == address
+    services = {each.name: each for each in places.plan(here).services}
+    assert services["containerd"].argv[-1] == str(here.folder / "containerd.toml")
+    assert services["dockerd"].wait == (f"socket:{address}",)
 
 
 def test_the_users_docker_and_proxies_have_no_part_in_it(tmp_path, monkeypatch):

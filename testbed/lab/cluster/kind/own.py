@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,9 @@ def _wait(place: Place, found: Engine, tell: Callable[[str], None]) -> None:
     while not _ready(place) or found.answers() is None:
         failed = _failure(place)
         if failed or time.monotonic() > until:
-            logs: Sequence[Path] = (place.log, place.folder / "logs" / "engine.log")
-            lines = [line for log in logs for line in tail(log)]
+            # Below dockerd is containerd: why that one ends is not in Docker's log.
+            names = ("containerd.log", place.log.name, "engine.log")
+            lines = [line for name in names for line in tail(place.log.with_name(name))]
             raise ClusterError(
                 f"{place.programs.program} does not come up",
                 why="\n  ".join([failed or f"no answer within {_START_S:.0f} s", *lines]),

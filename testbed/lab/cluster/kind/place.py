@@ -13,6 +13,7 @@ from testbed.lab.cluster.process import launch
 from testbed.lab.cluster.process.plan import Plan, Service, Step, step, tmpfs
 
 CGROUPS = Path("/sys/fs/cgroup")
+_CONTAINERD = "/run/docker/containerd/containerd.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ def write(place: Place) -> Path:
     (place.folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     if place.programs.program == "docker":
         (place.folder / "daemon.json").write_text(json.dumps(_daemon(place), indent=1))
+        (place.folder / "containerd.toml").write_text(_containerd(place))
     else:
         write_podman(place)
     document = place.folder / "plan.json"
@@ -99,7 +101,15 @@ def plan(place: Place) -> Plan:
     ]
     if place.programs.program == "docker":
         argv = ("dockerd", "--config-file", str(place.folder / "daemon.json"))
-        services.insert(0, Service(name="dockerd", argv=argv, log=str(place.log)))
+        below = Service(
+            name="containerd",
+            argv=("containerd", "--config", str(place.folder / "containerd.toml")),
+            log=str(place.log.with_name("containerd.log")),
+        )
+        above = Service(
+            name="dockerd", argv=argv, log=str(place.log), wait=(f"socket:{_CONTAINERD}",)
+        )
+        services = [below, above, *services]
     return Plan(
         status=str(place.folder / "status.json"),
         hostname="testbed",
@@ -176,6 +186,7 @@ def _daemon(place: Place) -> dict[str, object]:
     return {
         "data-root": str(place.data),
         "exec-root": "/run/docker",
+        "containerd": _CONTAINERD,
         "pidfile": "/run/docker.pid",
         "hosts": [f"unix://{place.socket}"],
         "storage-driver": "overlay2",
@@ -187,6 +198,19 @@ def _daemon(place: Place) -> dict[str, object]:
         "userland-proxy-path": str(root / "usr/sbin/docker-proxy"),
         "features": {"buildkit": False},
     }
+
+
+def _containerd(place: Place) -> str:
+    """Return containerd's configuration (TOML): the one that dockerd starts has no setting."""
+    return f"""\
+version = 2
+root = "{place.data}/containerd/daemon"
+state = "/run/docker/containerd/daemon"
+# opt makes folders in the machine's /opt; Docker asks for no pods
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{_CONTAINERD}"
+"""
 
 
 def _front(place: Place) -> str:
