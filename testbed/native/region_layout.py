@@ -176,7 +176,8 @@ class Ledger(ctypes.Structure):
         ("reading_ns", c_uint64),
         ("highest_bytes", c_uint64 * 3),
         ("lowest_bytes", c_uint64 * 3),
-        ("spare", c_uint64 * 3),
+        ("all_measured_ns", c_uint64),
+        ("spare", c_uint64 * 2),
         ("history", History * HISTORY),
     )
 

@@ -188,7 +188,8 @@ struct vgpu_ledger {
     uint64_t unexplained_bytes;
     uint64_t reading_ns; /* newest `bytes_ns` that was taken */
     uint64_t highest_bytes[3], lowest_bytes[3];
-    uint64_t spare[3];
+    uint64_t all_measured_ns; /* before that work ran on the device that nobody had measured */
+    uint64_t spare[2];
     struct vgpu_history history[VGPU_HISTORY];
 };
 

@@ -273,6 +273,17 @@ void vgpu_ledger_dearer(const struct vgpu_budget *budget, bool is_long, double r
     set_kappa(budget->ledger, is_long, kappa, kappa / ratio > 1 ? kappa / ratio : 1);
 }
 
+void vgpu_ledger_unmeasured(const struct vgpu_budget *budget, int64_t now) {
+    put(&budget->ledger->all_measured_ns, (uint64_t)now);
+}
+
+/* NVML's interval holds work that nobody booked: to believe that this was ours beyond our
+ * reckoning (kappa, and a debt) would hold a container below its share for many seconds. */
+static bool all_measured(struct vgpu_ledger *ledger, int64_t from, int64_t now) {
+    uint64_t since = get(&ledger->all_measured_ns);
+    return since <= (uint64_t)from || since > (uint64_t)now;
+}
+
 bool vgpu_ledger_sample(const struct vgpu_budget *budget, const struct vgpu_usage *usage,
                         bool beside, double limit, int64_t now) {
     struct vgpu_ledger *ledger = budget->ledger;
@@ -290,6 +301,7 @@ bool vgpu_ledger_sample(const struct vgpu_budget *budget, const struct vgpu_usag
     put(verdicts, get(verdicts) + 1);
     roll(ledger, now);
     struct totals start, end;
+    if (!all_measured(ledger, usage->from, now)) return true;
     if (!totals_at(ledger, usage->from, &start) || !totals_at(ledger, usage->until, &end))
         return true;
     double used = usage->own * span, charged = end.charged - start.charged;

@@ -94,6 +94,10 @@ void vgpu_ledger_suspend(const struct vgpu_budget *budget, double device_ns);
 void vgpu_ledger_cheaper(const struct vgpu_budget *budget, bool is_long, double ratio);
 void vgpu_ledger_dearer(const struct vgpu_budget *budget, bool is_long, double ratio);
 
+/* Work runs at `now` that was launched before its process began to measure: NVML's samples of
+ * until now are left out of all calibration. */
+void vgpu_ledger_unmeasured(const struct vgpu_budget *budget, int64_t now);
+
 /* Takes a new NVML sample; false where another process has it. `beside`: others may have been
  * at work for another reason than NVML's say (the card page, processes of the container). */
 bool vgpu_ledger_sample(const struct vgpu_budget *budget, const struct vgpu_usage *usage,

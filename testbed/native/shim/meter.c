@@ -14,7 +14,7 @@
 #define TOUCH (1.0 / 32)  /* a neighbour may have had so much of it at the beginning */
 #define STEP (2 * VGPU_MS)      /* the longest sleep */
 #define NO_PROGRESS (1 * VGPU_SEC)
-#define IDLE (300 * VGPU_US)    /* a longer pause between launches is rest */
+#define IDLE (50 * VGPU_US)     /* a longer pause between launches is rest */
 #define MOST_ASIDE (4.0 * VGPU_MS)
 #define MOST_SAVED (300.0 * VGPU_MS)
 #define RAGGED VGPU_MS          /* a turn may end so much too late */
@@ -216,6 +216,22 @@ static void retire(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_bat
     m->progressed = now;
 }
 
+void vgpu_meter_begins(struct vgpu_meter *m, int64_t since) {
+    if (since == m->began) return;
+    m->began = since;
+    m->settled = false;
+    for (int i = 0; i < VGPU_LANES; i++) m->lanes[i].settled = false;
+}
+
+/* A batch that began at `opened` has ended on the device, and all before it on its stream. */
+static void settle(struct vgpu_meter *m, struct vgpu_lane *lane, int64_t opened) {
+    if (m->settled || opened < m->began) return;
+    lane->settled = true;
+    for (uint16_t i = 0; i < m->busy_count; i++)
+        if (!m->lanes[m->busy[i]].settled) return;
+    m->settled = true;
+}
+
 void vgpu_meter_poll(struct vgpu_meter *m, const struct vgpu_regime *regime, int64_t now) {
     m->next_poll = now + vgpu_tuning.poll;
     for (uint16_t i = 0; i < m->busy_count;) {
@@ -229,6 +245,7 @@ void vgpu_meter_poll(struct vgpu_meter *m, const struct vgpu_regime *regime, int
             lane->head = batch->next;
             if (--lane->pending == 0) lane->head = lane->tail = NONE;
             retire(m, lane, batch, regime, now);
+            settle(m, lane, batch->opened);
             batch->next = m->free_batch;
             m->free_batch = done;
         }
@@ -594,6 +611,7 @@ static void complete(struct vgpu_meter *m, struct vgpu_lane *lane, const struct 
     lane->open.launches = 0;
     lane->open.start = NULL;
     retire(m, lane, &batch, regime, now);
+    settle(m, lane, batch.opened);
     set_busy(m, lane);
 }
 

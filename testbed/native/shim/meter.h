@@ -55,6 +55,7 @@ struct vgpu_batch {
 struct vgpu_lane {
     struct vgpu_stream_id stream;
     bool used, gone; /* gone: the stream was destroyed, what is pending still ends */
+    bool settled;    /* what was launched on it before measuring began has ended */
     uint16_t head, tail, pending;
     int16_t busy; /* place in the list of busy lanes, -1 = idle */
     uint64_t newest_launch;
@@ -84,6 +85,8 @@ struct vgpu_meter {
     int64_t turn_end;  /* of the newest turn that was taken here, without what prolonged it */
     int64_t late;      /* how much later than asked for a sleep ends, about */
     int64_t told;      /* when work in flight will be done, as the page has it */
+    int64_t began;     /* when measuring began, after launches that were not measured */
+    bool settled;      /* none of those is in flight any more, as far as streams tell */
     uint16_t free_batch, busy_count;
     uint16_t busy[VGPU_LANES];
     uint32_t event_count, free_count;
@@ -138,6 +141,11 @@ enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *meter, uint64_t key, uint64_
 void vgpu_meter_admit(struct vgpu_meter *meter, uint64_t key, struct vgpu_stream_id stream,
                       const struct vgpu_regime *regime, int64_t now,
                       struct vgpu_admission *admission);
+
+/* Measuring began at `since`, and there were launches before: what of them is in flight has ended
+ * (`settled`) once each stream at work ended a batch that was launched later. The same `since`
+ * again does nothing. */
+void vgpu_meter_begins(struct vgpu_meter *meter, int64_t since);
 
 /* After the driver's call: `host` is how long it took (where `timed`). */
 void vgpu_meter_launched(struct vgpu_meter *meter, const struct vgpu_regime *regime,

@@ -16,6 +16,7 @@
 #define FAST VGPU_MS          /* presence on the card: a newcomer is seen within it */
 #define IDLE (4 * VGPU_MS)    /* of launches that are not measured */
 #define SLOW (10 * VGPU_MS)   /* limits, siblings, NVML */
+#define SETTLING (60 * VGPU_SEC) /* longer is believed of no queue */
 
 static struct vgpu_place places[VGPU_MAX_DEVICES];
 static atomic_int made[VGPU_MAX_DEVICES]; /* 0 no, 1 in the making, 2 yes */
@@ -196,6 +197,16 @@ static void flag(uint32_t bit, bool on) {
     else atomic_fetch_and(flags, ~bit);
 }
 
+/* A program that was free until now may have a thousand kernels queued that nobody measured. */
+static void note_unmeasured(struct vgpu_place *place, bool measured, int64_t now) {
+    if (measured && place->unmeasured) atomic_store(&place->unsettled_since, now);
+    place->unmeasured = !measured;
+    int64_t since = measured ? atomic_load(&place->unsettled_since) : 0;
+    if (since == 0) return;
+    if (now - since < SETTLING) vgpu_ledger_unmeasured(&place->budget, now);
+    else atomic_store(&place->unsettled_since, 0);
+}
+
 static void tick(struct vgpu_place *place, int64_t now) {
     struct vgpu_extension *extension = vgpu_shared_extension();
     if (extension == NULL) return;
@@ -218,6 +229,7 @@ static void tick(struct vgpu_place *place, int64_t now) {
                                     place->rules.priority, now);
     }
     bool measured = vgpu_at_work(&place->rules, &presence);
+    note_unmeasured(place, measured, now);
     struct vgpu_regime *next =
         &place->regimes[(atomic_load_explicit(&place->current, memory_order_relaxed) + 1) & 1];
     if (measured && slow) {

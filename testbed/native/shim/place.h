@@ -26,6 +26,8 @@ struct vgpu_place {
     _Atomic uint64_t launches, granted_ns, waited_ns[VGPU_WAIT_PRIORITY + 1];
     _Atomic int64_t outstanding_ns; /* in flight, of all contexts on the device */
     atomic_bool yielding;
+    /* when measuring began, while work from before that may be in flight; 0: none is */
+    _Atomic int64_t unsettled_since;
     _Atomic int64_t late_ns; /* how much too late its sleeps end, about */
     bool sliced;      /* the card gives its time in slices, so that turns are of use */
     _Atomic int last_error;
@@ -37,6 +39,7 @@ struct vgpu_place {
     struct vgpu_rules rules;
     struct vgpu_card_page page;
     bool paged, siblings, arriving;
+    bool unmeasured; /* launches may have passed since measuring ended */
     bool turning; /* it takes turns */
     enum vgpu_wish wish; /* of whoever ticks, and what it has or will have in flight, ns */
     int64_t busy;

@@ -221,6 +221,11 @@ static void publish(struct vgpu_engine *engine) {
                               (int64_t)meter->outstanding - (int64_t)engine->counted,
                               memory_order_relaxed);
     engine->counted = (double)(int64_t)meter->outstanding;
+    if (meter->settled && meter->began != 0) {
+        int64_t began = meter->began;
+        atomic_compare_exchange_strong(&engine->place->unsettled_since, &began, 0);
+        meter->began = 0;
+    }
     if (meter->granted >= 1) {
         uint64_t granted = (uint64_t)meter->granted;
         atomic_fetch_add_explicit(&engine->place->granted_ns, granted, memory_order_relaxed);
@@ -313,6 +318,8 @@ static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, 
         vgpu_unlock(&engine->lock);
         return;
     }
+    int64_t since = atomic_load_explicit(&place->unsettled_since, memory_order_relaxed);
+    if (since != 0) vgpu_meter_begins(engine->meter, since);
     if (!in_callback()) wait_for_turn(engine, key);
     vgpu_meter_admit(engine->meter, key, stream, vgpu_place_regime(place), vgpu_clock(),
                      &t->admission);

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -258,6 +259,32 @@ def test_turns_of_programs_that_synchronize() -> None:
         assert control[0] < first - 5 and control[1] < second - 20
 
 
+#: Kernels of 100 us, so many before each synchronisation, and a pause (us) after it.
+LITTLE = [(1, 100), (1, 200), (1, 2_000), (10, 4_000), (10, 10_000)]
+
+
+@pytest.mark.parametrize("nvml", [1, 0])
+@pytest.mark.parametrize(("burst", "think"), LITTLE)
+def test_who_has_little_to_do_waits_for_no_turn(burst: int, think: int, nvml: int) -> None:
+    """Beside one that never rests it is served as soon as by the card's own switching."""
+    scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel": 100, "pattern0": "sync"}
+    scenario |= {"burst0": burst, "think0": think, "nvml": nvml, "seconds": 23, **H200}
+    first, control = (run(**scenario, turns=turns)["tenants"][0] for turns in (1, 0))
+    assert first["latency_us"]["p99"] <= 1.15 * control["latency_us"]["p99"]
+    assert first["share"] >= 0.75 * control["share"]
+
+
+def test_control_of_little_to_do() -> None:
+    """One that has more to do than its share waits for its turns, and gets more for it."""
+    scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel": 100, "pattern0": "sync"}
+    first, control = (
+        run(**scenario, turns=turns, seconds=23, **H200)["tenants"][0] for turns in (1, 0)
+    )
+    assert first["latency_us"]["p99"] > 4 * control["latency_us"]["p99"]
+    assert first["latency_us"]["p50"] <= control["latency_us"]["p50"]
+    assert first["share"] > 1.5 * control["share"]
+
+
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("kernel", [100, 5_000, 50_000])
 def test_turns_break_no_ceiling(kernel: int, clock: str) -> None:
@@ -340,6 +367,26 @@ def test_a_high_priority_goes_first(clock: str) -> None:
         assert min(high["tenths"][tenth + 1 : tenth + 4]) > 99
     control = run(**scenario, priority0=1, priority1=1)["tenants"]
     assert control[1]["share"] > 45
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("kernel", [5, 100, 1_000])
+def test_a_queue_from_before_measuring_is_held_against_nobody(
+    kernel: int, streams: int, clock: str
+) -> None:
+    """A program without a limit, alone, is not measured, and queues a thousand kernels. When a
+    high one comes, NVML sees them run for seconds, and no ledger does."""
+    scenario: dict[str, object] = {"tenants": 2, "policy": "disable", "kernel": kernel}
+    scenario |= {"clock": clock, "streams1": streams, "seconds": 23}
+    scenario |= {"priority0": 0, "priority1": 1, "floor1": 20, "start0": 2}
+    queued_s = 1024 * streams * kernel / 1e6  # which run at half speed
+    settled = 4 + math.ceil(2 * queued_s)
+    low = run(**scenario)["tenants"][1]
+    assert low["seconds"][settled:] == pytest.approx([20] * (23 - settled), abs=3)
+    if kernel > 5:  # it is the length of the queue that does the harm
+        control = run(**scenario, settling=0)["tenants"][1]
+        assert min(control["seconds"][settled:]) < 20 - 3
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 60), (60, 10)])

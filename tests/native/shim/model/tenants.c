@@ -31,22 +31,27 @@ struct process {
     struct vgpu_presence presence;
     int64_t tick, next_tick, newest_launch;
     int context;
-    bool bare, measured, yielding, turning;
+    bool bare, measured, unmeasured, yielding, turning;
+    int64_t unsettled;
     enum vgpu_wish wish;
     double need;
     enum kind kind;
     bool sync;
     int streams;
     double kernel, think, on, off; /* ns; on/off: periods of work and of rest */
-    int64_t start, stop;
+    long burst; /* launches between two synchronisations, and between two pauses to think */
+    int64_t start, stop, burst_began;
     long launches, waited[4];
+    double *latencies; /* ns, from the first launch of a burst until it is done */
+    size_t latency_count, latency_room;
 };
 
 static struct container containers[MODEL_CONTEXTS];
 static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
-static bool with_page = true, with_nvml = true, with_turns = true;
+static bool with_page = true, with_nvml = true, with_turns = true, with_settling = true;
+static int64_t warm_until;
 
 /* --- the driver's side of a meter -------------------------------------------------------------- */
 
@@ -129,6 +134,10 @@ static void tick(struct process *p) {
     p->presence = vgpu_presence_of(page, VGPU_PAGE_TENANTS, c->id, c->rules.priority, now);
     feed(p, p->presence.others || siblings);
     p->measured = vgpu_at_work(&c->rules, &p->presence);
+    if (p->measured && p->unmeasured) p->unsettled = now;
+    p->unmeasured = !p->measured;
+    if (p->measured && p->unsettled != 0 && with_settling)
+        vgpu_ledger_unmeasured(&budget, now);
     vgpu_regime_of(&p->regime, &c->rules, &p->presence, siblings, &budget, now);
     p->regime.turns = p->turning ? turns_of(p, now) : (struct vgpu_turns){.taking = false};
     c->degraded = p->regime.raw && !p->regime.off;
@@ -144,6 +153,10 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     if (!p->measured) {
         model_launch(p->context, stream, ns);
         return;
+    }
+    if (p->unsettled != 0) {
+        vgpu_meter_begins(p->meter, p->unsettled);
+        if (p->meter->settled) p->unsettled = 0;
     }
     struct vgpu_waiting waiting = {.paying = false};
     enum vgpu_reason reason;
@@ -216,6 +229,31 @@ static double choose(struct process *p, long i, uint64_t *key) {
     }
 }
 
+static void note_latency(struct process *p, int64_t ns) {
+    if (model_now() < warm_until) return;
+    if (p->latency_count == p->latency_room) {
+        p->latency_room = p->latency_room != 0 ? 2 * p->latency_room : 4096;
+        p->latencies = realloc(p->latencies, p->latency_room * sizeof *p->latencies);
+    }
+    p->latencies[p->latency_count++] = (double)ns;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* A quantile of a container's first process, us; 0 where nothing is synchronised. */
+static double latency(const struct container *c, double part) {
+    for (int i = 0; i < process_count; i++) {
+        struct process *p = &processes[i];
+        if (p->container != c || p->latency_count == 0) continue;
+        qsort(p->latencies, p->latency_count, sizeof *p->latencies, compare);
+        return p->latencies[(size_t)(part * (double)(p->latency_count - 1))] / 1e3;
+    }
+    return 0;
+}
+
 static void body(void *data) {
     struct process *p = data;
     if (p->start > model_now()) model_sleep((double)(p->start - model_now()));
@@ -225,9 +263,14 @@ static void body(void *data) {
         uint64_t key;
         double ns = choose(p, i, &key) * (.98 + .04 * model_random());
         int stream = (int)(i % p->streams);
+        bool last = (i + 1) % p->burst == 0;
+        if (i % p->burst == 0) p->burst_began = model_now();
         launch(p, key, stream, ns);
-        if (p->sync) synchronize(p, stream);
-        if (p->think > 0) model_compute(p->think);
+        if (p->sync && last) {
+            synchronize(p, stream);
+            note_latency(p, model_now() - p->burst_began);
+        }
+        if (p->think > 0 && last) model_compute(p->think);
     }
     model_kill(p->context);
     p->container->active[p->context] = 0;
@@ -312,6 +355,7 @@ static void make(int count) {
             p->kernel = atof(kernel) * 1e3;
             p->sync = !strcmp(text("pattern", i, "deep"), "sync");
             p->streams = (int)number("streams", i, 1);
+            p->burst = (long)number("burst", i, 1);
             p->think = number("think", i, 0) * 1e3;
             p->on = number("on", i, 0) * 1e6;
             p->off = number("off", i, 0) * 1e6;
@@ -339,6 +383,8 @@ int main(int argc, char **argv) {
     with_nvml = number("nvml", -1, 1) != 0;
     with_page = number("page", -1, 1) != 0;
     with_turns = number("turns", -1, !model.sharing) != 0; /* as with MPS */
+    with_settling = number("settling", -1, 1) != 0;
+    warm_until = (warm + 1) * VGPU_SEC;
     if (number("liar", -1, 0) != 0) model_thread(lie, NULL);
     make((int)number("tenants", -1, 1));
     model_run(warm * VGPU_SEC);
@@ -364,11 +410,13 @@ int main(int argc, char **argv) {
         struct vgpu_ledger *l = &containers[i].ledger;
         printf("%s{\"share\": %.3f, \"one\": [%.3f, %.3f], \"ten\": [%.3f, %.3f], "
                "\"launches\": %ld, \"waited_s\": [%.3f, %.3f, %.3f], \"kappa\": [%.3f, %.3f], "
-               "\"gain\": %.3f, \"degraded\": %s, \"seconds\": [",
+               "\"gain\": %.3f, \"latency_us\": {\"p50\": %.1f, \"p99\": %.1f}, "
+               "\"degraded\": %s, \"seconds\": [",
                i ? ", " : "", part(i, warm * 10, seconds * 10), least1, most1, least10, most10,
                launches, (double)waited[1] / 1e9, (double)waited[2] / 1e9, (double)waited[3] / 1e9,
                (double)l->kappa_ppm[0] / 1e6, (double)l->kappa_ppm[1] / 1e6,
-               (double)l->gain_ppm / 1e6, containers[i].degraded ? "true" : "false");
+               (double)l->gain_ppm / 1e6, latency(&containers[i], .5),
+               latency(&containers[i], .99), containers[i].degraded ? "true" : "false");
         for (int64_t t = 0; t < seconds; t++)
             printf("%s%.2f", t ? ", " : "", part(i, t * 10, t * 10 + 10));
         printf("], \"tenths\": [");
