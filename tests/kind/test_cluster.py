@@ -243,7 +243,7 @@ def test_an_engine_that_was_there(docker):
 
 def test_containerd_makes_no_folders_in_opt(docker):
     """Looked up in its log: a machine that had an engine before has the folders."""
-    log = (docker.state / NAME / "engine/logs/containerd.log").read_text()
+    log = (docker.state / NAME / "engine/logs/docker-containerd.log").read_text()
     assert "io.containerd.internal.v1.opt" not in log
     assert "io.containerd.service.v1.tasks-service" in log  # the control: it names what it loads
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from testbed.errors import ClusterError
 from testbed.lab.cluster.kind.engine import Engine
-from testbed.lab.cluster.kind.place import CGROUPS, Place, cgroup_of, write
+from testbed.lab.cluster.kind.place import CGROUPS, CONTAINERD_LOG, Place, cgroup_of, write
 from testbed.lab.cluster.process import launch, processes
 from testbed.lab.cluster.process.watch import tail
 
@@ -153,7 +153,7 @@ def _wait(place: Place, found: Engine, tell: Callable[[str], None]) -> None:
         failed = _failure(place)
         if failed or time.monotonic() > until:
             # Below dockerd is containerd: why that one ends is not in Docker's log.
-            names = ("containerd.log", place.log.name, "engine.log")
+            names = (CONTAINERD_LOG, place.log.name, "engine.log")
             lines = [line for name in names for line in tail(place.log.with_name(name))]
             raise ClusterError(
                 f"{place.programs.program} does not come up",

@@ -14,6 +14,8 @@ from testbed.lab.cluster.process.plan import Plan, Service, Step, step, tmpfs
 
 CGROUPS = Path("/sys/fs/cgroup")
 _CONTAINERD = "/run/docker/containerd/containerd.sock"
+#: `testbed logs containerd` is that of the nodes.
+CONTAINERD_LOG = "docker-containerd.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +106,7 @@ def plan(place: Place) -> Plan:
         below = Service(
             name="containerd",
             argv=("containerd", "--config", str(place.folder / "containerd.toml")),
-            log=str(place.log.with_name("containerd.log")),
+            log=str(place.log.with_name(CONTAINERD_LOG)),
         )
         above = Service(
             name="dockerd", argv=argv, log=str(place.log), wait=(f"socket:{_CONTAINERD}",)
