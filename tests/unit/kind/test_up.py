@@ -109,6 +109,27 @@ def test_a_cluster_that_kind_cannot_make_leaves_its_logs_only(world, tmp_path):
     assert not (state / "x").exists()
 
 
+def test_an_interrupted_up_leaves_nothing(world, tmp_path):
+    build, _, state = world
+    flag = tmp_path / "node"
+    kind = f'case "$1" in\ncreate) touch {flag}; echo here ;;\ndelete) rm {flag} ;;\nesac'
+    cluster = build(docker=nodes(flag), kind=kind)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.up(ClusterSpec(), Interrupting())
+    assert not flag.exists() and not (state / "x").exists()
+
+
+class Interrupting(QuietProgress):
+    """Ctrl-C while kind makes the nodes."""
+
+    @contextlib.contextmanager
+    def step(self, text):
+        yield self
+
+    def update(self, text):
+        raise KeyboardInterrupt
+
+
 def test_somebody_elses_cluster_of_that_name_is_left_alone(world, tmp_path):
     build, diary, state = world
     flag = tmp_path / "node"

@@ -271,7 +271,7 @@ class KindCluster:
                 self._clear(keep_logs=True)
                 raise
             except BaseException:  # somebody wants it to end, not to know why
-                self._clear(keep_logs=True)
+                self._clear()
                 raise
 
     def _chosen(self) -> choices.Choice:
