@@ -121,5 +121,7 @@ def home(tmp_path_factory, capable) -> Path:
 def driver(home) -> Driver:
     found = Driver(home=home)
     for engine in ("docker", "podman"):
-        found("prepare", "--provider", "kind", KIND_EXPERIMENTAL_PROVIDER=engine)
+        done = found("prepare", "--provider", "kind", rc=None, KIND_EXPERIMENTAL_PROVIDER=engine)
+        if done.returncode:  # told once a test: a few lines, not the way here
+            pytest.fail(f"testbed prepare ({engine}) failed\n{done.stderr}", pytrace=False)
     return found
