@@ -1,9 +1,13 @@
 /* A tenant that keeps the card busy with kernels of one length, for tests of the throttle.
  *
- *     tenant KERNEL_US PATTERN STREAMS [THREADS]     PATTERN: deep sync graph fill ex coop idle
+ *     tenant KERNEL_US PATTERN STREAMS [THREADS [PAUSE_US]]
+ *                                                     PATTERN: deep sync graph fill ex coop idle
  *
  * Says "ready" once its context and kernels are there, begins at a line on standard input,
- * and at the next line (or its end) prints {"launches": N, "errno_kept": true} and ends. */
+ * and at the next line (or its end) prints {"launches": N, "errno_kept": true, "p50_us": …,
+ * "p99_us": …} and ends. The last two are of `sync` in one thread: from a launch to the end of
+ * its synchronisation. PAUSE_US: it rests so long (below a second) after each. */
+#define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
@@ -11,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 int cuInit(unsigned int);
@@ -44,10 +49,31 @@ static void *context, *function, *graph, *streams[16];
 static unsigned long long memory;
 static uint64_t length_ns;
 static const char *pattern;
-static int stream_count;
+static int stream_count, thread_count;
 static volatile int stopping;
 static _Atomic long launches;
 static _Atomic int errno_changed, failed;
+
+#define MOST_LATENCIES (1 << 20)
+static uint64_t pause_ns, latencies[MOST_LATENCIES];
+static size_t latency_count;
+
+static uint64_t clock_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+static int compare(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static double latency_us(double part) {
+    if (latency_count == 0) return 0;
+    qsort(latencies, latency_count, sizeof *latencies, compare);
+    return (double)latencies[(size_t)(part * (double)(latency_count - 1))] / 1e3;
+}
 
 static void check(int code, const char *what) {
     if (code == 0) return;
@@ -75,6 +101,7 @@ static void *work(void *data) {
     cuCtxSetCurrent(context);
     for (long i = 0; !stopping; i++) {
         void *stream = streams[i % stream_count];
+        uint64_t began = clock_ns();
         errno = 4711;
         int code = launch(stream);
         if (errno != 4711) errno_changed = 1;
@@ -83,7 +110,11 @@ static void *work(void *data) {
             break;
         }
         launches++;
-        if (strcmp(pattern, "sync") == 0) cuStreamSynchronize(stream);
+        if (strcmp(pattern, "sync") != 0) continue;
+        cuStreamSynchronize(stream);
+        if (thread_count == 1 && latency_count < MOST_LATENCIES)
+            latencies[latency_count++] = clock_ns() - began;
+        if (pause_ns > 0) nanosleep(&(struct timespec){.tv_nsec = (long)pause_ns}, NULL);
     }
     return NULL;
 }
@@ -93,7 +124,8 @@ int main(int argc, char **argv) {
     length_ns = (uint64_t)(atof(argv[1]) * 1000);
     pattern = argv[2];
     stream_count = atoi(argv[3]);
-    int threads = argc > 4 ? atoi(argv[4]) : 1;
+    int threads = thread_count = argc > 4 ? atoi(argv[4]) : 1;
+    pause_ns = argc > 5 ? (uint64_t)(atof(argv[5]) * 1000) : 0;
     void *module;
     check(cuInit(0), "cuInit");
     check(cuDevicePrimaryCtxRetain(&context, 0), "context");
@@ -122,7 +154,8 @@ int main(int argc, char **argv) {
     stopping = 1;
     for (int i = 0; i < threads && strcmp(pattern, "idle") != 0; i++) pthread_join(ids[i], NULL);
     int code = cuCtxSynchronize();
-    printf("{\"launches\": %ld, \"errno_kept\": %s, \"failed\": %d, \"end\": %d}\n", launches,
-           errno_changed ? "false" : "true", failed, code);
+    printf("{\"launches\": %ld, \"errno_kept\": %s, \"failed\": %d, \"end\": %d, "
+           "\"p50_us\": %.1f, \"p99_us\": %.1f}\n", launches,
+           errno_changed ? "false" : "true", failed, code, latency_us(.5), latency_us(.99));
     return 0;
 }
