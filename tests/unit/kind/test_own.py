@@ -65,6 +65,26 @@ def test_the_relay_leads_to_the_same_port_inside(tmp_path):
     assert list(services) == ["relay"]
 
 
+def test_podmans_cache_goes_with_it_where_nothing_of_ours_is_below(tmp_path):
+    def overlaid(program: str, **more) -> bool:
+        found = lines(places.plan(place(tmp_path, program, **more)))
+        return any("overlay" in line and line.endswith(" /var/lib") for line in found)
+
+    assert overlaid("podman")
+    assert not overlaid("docker")
+    assert not overlaid("podman", data=Path("/var/lib/ci/.cache/vgpu-testbed/kind/a"))
+
+
+def test_conmon_finds_the_libraries_of_the_packages(tmp_path):
+    """Podman gives it an environment of its own."""
+    here = place(tmp_path, "podman")
+    places.write(here)
+    config = tomllib.loads((here.folder / "containers.conf").read_text())
+    told = dict(each.split("=", 1) for each in config["engine"]["conmon_env_vars"])
+    assert told["LD_LIBRARY_PATH"] == here.programs.libraries()
+    assert told["PATH"].startswith(str(here.programs.root))
+
+
 def test_the_engine_s_containerd_makes_no_folders_in_opt(tmp_path):
     """As it does by itself, and dockerd's own has no setting for it."""
     here = place(tmp_path, "docker")

@@ -132,6 +132,7 @@ def _file_systems(place: Place) -> list[Step]:
         # refuses.
         *_overlay(scratch, str(Path("/lib").resolve())),
         step("mkdir", "-p", "/lib/modules"),
+        *_podman_cache(place),
         step("mount", "-n", "--rbind", "/run", f"{scratch}/run"),
         tmpfs("/run"),
         step("mkdir", "-p", "/run/lock"),
@@ -152,6 +153,14 @@ def _file_systems(place: Place) -> list[Step]:
         step("cp", str(place.folder / "front.conf"), "/etc/vgpu-testbed/front.conf"),
         step("cp", str(place.folder / "policy.json"), "/etc/containers/policy.json"),
     ]
+
+
+def _podman_cache(place: Place) -> list[Step]:
+    """Podman keeps where layers came from in /var/lib/containers, wherever its images are."""
+    top = "/var/lib"
+    if place.programs.program != "podman" or any(each.is_relative_to(top) for each in place.seen()):
+        return []
+    return _overlay(place.scratch, top)
 
 
 def _weigh(group: str) -> str:
@@ -222,6 +231,8 @@ def _front(place: Place) -> str:
 def write_podman(place: Place) -> None:
     """Write podman's configuration, and the program that calls it inside."""
     root = place.programs.root
+    programs = place.programs.environment()
+    conmon = [f"{name}={programs[name]}" for name in ("PATH", "LD_LIBRARY_PATH")]
     helpers = [str(root / each) for each in ("usr/lib/podman", "usr/bin", "usr/sbin")]
     (place.folder / "containers.conf").write_text(
         f"""\
@@ -232,6 +243,8 @@ runtime = "vgpu"
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 conmon_path = ["{root}/usr/bin/conmon"]
+# Podman hands on nothing else, and a small system has no GLib for it.
+conmon_env_vars = {json.dumps(conmon)}
 helper_binaries_dir = {json.dumps(helpers)}
 tmp_dir = "/run/libpod"
 [engine.runtimes]
