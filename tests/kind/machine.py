@@ -57,7 +57,8 @@ def difference(before: Listing, after: Listing) -> list[str]:
     for what, old in before.items():
         new = after[what]
         lines += [f"{what}: came {each}" for each in new if each not in old]
-        lines += [f"{what}: went {each}" for each in old if each not in new]
+        if what != "groups":  # what others had left, somebody may remove
+            lines += [f"{what}: went {each}" for each in old if each not in new]
     return lines
 
 

@@ -150,7 +150,8 @@ def test_pytest_uses_it_and_pytest_kind_s_fixture_is_the_same(docker, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--cluster-name", NAME],
         cwd=tmp_path,
-        env=docker.environment(PYTHONPATH=str(site())),
+        # pykube, which pytest-kind uses, leaves its certificates in the folder for such files.
+        env=docker.environment(PYTHONPATH=str(site()), TMPDIR=str(tmp_path)),
         text=True,
         capture_output=True,
         timeout=600,
