@@ -13,6 +13,7 @@ import json
 import math
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -451,3 +452,7 @@ def test_a_cost_that_changes_is_not_believed_for_the_page(clock: str) -> None:
             "tenants"
         ]
         assert got[0]["ten"][1] <= 31 and got[1]["ten"][1] <= 71
+
+
+if __name__ == "__main__":  # one scenario, as JSON: `… limit0=30 limit1=70 tenants=2 turns=0`
+    print(json.dumps(run(**dict(given.split("=", 1) for given in sys.argv[1:])), indent=1))
