@@ -24,6 +24,10 @@
 #define OVERDUE (VGPU_TURN_LEAD_NS + 300 * VGPU_US) /* longer in flight than predicted: until the next look */
 #define GRACE (1500 * VGPU_US)  /* for one that waited longer to take its turn */
 #define LOOK (500 * VGPU_US)    /* at the page, while waiting */
+#define UNDERUSED 0.9           /* of a turn, though there was always something to launch */
+#define BOUND (500 * VGPU_MS)   /* so long that is believed */
+#define LAGGING (20 * VGPU_MS)  /* budget that was not used */
+#define ASYNC 32                /* so many launches without a synchronisation: nothing waits for them */
 #define ABANDONED (200 * VGPU_MS) /* an open batch of a thread that launches no more */
 
 void vgpu_meter_init(struct vgpu_meter *m, const struct vgpu_meter_ops *ops, void *env,
@@ -197,6 +201,7 @@ static void retire(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_bat
     if (fix != 0) vgpu_ledger_charge(&m->budget, regime, fix, is_long);
     double booked = batch->predicted + fix;
     m->granted += booked;
+    m->used += booked;
     vgpu_ledger_book(
         &m->budget,
         &(struct vgpu_booking){
@@ -363,9 +368,27 @@ static bool fits(const struct vgpu_meter *m, const struct vgpu_turns *turns, dou
     return (double)(end - now) >= all - cost / 2;
 }
 
+/* A program whose host is slower than the card fills no turn: what it could have queued while
+ * others have the card is lost to it. It may launch beside them, as long as it lags behind. */
+static void judge_turn(struct vgpu_meter *m, const struct vgpu_turns *turns, int64_t now) {
+    if (m->turn_began == 0) return;
+    int64_t end = m->turn_end < now ? m->turn_end : now, span = end - m->turn_began;
+    bool full = m->outstanding > (double)turns->slot / 8 ||
+                m->used - m->turn_used + m->outstanding > UNDERUSED * (double)span;
+    m->turn_began = 0;
+    m->host_bound = full ? 0 : now + BOUND;
+}
+
+static bool lags(const struct vgpu_meter *m, int64_t now) {
+    return now < m->host_bound && m->unsynced > ASYNC &&
+           vgpu_ledger_paid_until(&m->budget) < now - LAGGING;
+}
+
 static enum vgpu_reason take(struct vgpu_meter *m, const struct vgpu_turns *turns,
                              const struct vgpu_waiting *waiting, int64_t now) {
     m->turn_end = now + (int64_t)larger((double)turns->slot, waiting->need);
+    m->turn_began = now;
+    m->turn_used = m->used;
     return VGPU_TAKE_TURN;
 }
 
@@ -376,6 +399,8 @@ static enum vgpu_reason turn_gate(struct vgpu_meter *m, const struct vgpu_regime
     if (!turns->taking || now < m->impatient) return VGPU_GO;
     bool ours = turns->until > now;
     if (ours && fits(m, turns, cost, now)) return VGPU_GO;
+    judge_turn(m, turns, now);
+    if (lags(m, now)) return VGPU_GO;
     if (m->aside >= m->outstanding + cost) {
         m->aside -= cost;
         return VGPU_GO;
@@ -458,6 +483,8 @@ enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *m, uint64_t key, uint64_t th
                                  int64_t now, int64_t *sleep) {
     if (waiting->due != 0) m->late += (now - waiting->due - m->late) / 8;
     enum vgpu_reason reason = gate(m, key, thread, regime, waiting, now, sleep);
+    if (reason != VGPU_GO && reason != VGPU_TAKE_TURN)
+        m->turn_began = 0; /* not its host, but something else lets it wait */
     waiting->due = reason == VGPU_GO || reason == VGPU_TAKE_TURN ? 0 : now + *sleep;
     return reason;
 }
@@ -545,6 +572,7 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
     open->launches++;
     m->outstanding += k->estimate;
     m->launched_at = now;
+    m->unsynced++;
     if (m->outstanding - k->estimate < NOTHING) m->begun = now;
     int64_t done = now + vgpu_meter_busy(m, now);
     admission->tell = regime->turns.taking && done > m->told + RAGGED;
@@ -602,6 +630,7 @@ void vgpu_meter_syncing(struct vgpu_meter *m, const struct vgpu_stream_id *strea
             close_lane(m, lane, regime, now);
     }
     sync->launched = m->launched;
+    m->unsynced = 0;
 }
 
 static void complete(struct vgpu_meter *m, struct vgpu_lane *lane, const struct vgpu_regime *regime,

@@ -85,6 +85,11 @@ struct vgpu_meter {
     int64_t turn_end;  /* of the newest turn that was taken here, without what prolonged it */
     int64_t late;      /* how much later than asked for a sleep ends, about */
     int64_t told;      /* when work in flight will be done, as the page has it */
+    double used;       /* completed device time, ever */
+    int64_t turn_began; /* of a turn whose use is to be judged; 0: none */
+    double turn_used;   /* `used` when it began */
+    int64_t host_bound; /* until then it is one whose host is slower than the card */
+    uint64_t unsynced;  /* launches since something was synchronised */
     int64_t began;     /* when measuring began, after launches that were not measured */
     bool settled;      /* none of those is in flight any more, as far as streams tell */
     uint16_t free_batch, busy_count;

@@ -286,6 +286,20 @@ def test_control_of_little_to_do() -> None:
     assert first["share"] > 1.5 * control["share"]
 
 
+@pytest.mark.parametrize("nvml", [1, 0])
+@pytest.mark.parametrize(("kernel", "think"), [(5, 10), (20, 30)])
+def test_turns_of_a_program_whose_host_is_slow(kernel: int, think: int, nvml: int) -> None:
+    """It fills no turn, and must be able to queue while its neighbour has the card: in turns
+    only it had 12 (kernels of 5 us) and 18 (20 us) of the 30 that the card's switching gives."""
+    scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel0": kernel, "think0": think}
+    scenario |= {"kernel1": 100, "nvml": nvml, "seconds": 23, **H200}
+    first, second = shares(**scenario)
+    assert first == pytest.approx(30, abs=2)
+    assert 58 < second <= 71
+    # One that waits for each of its kernels needs turns more than it needs to queue.
+    assert shares(**scenario, pattern0="sync")[0] < 15
+
+
 @pytest.mark.parametrize("clock", CLOCKS)
 @pytest.mark.parametrize("kernel", [100, 5_000, 50_000])
 def test_turns_break_no_ceiling(kernel: int, clock: str) -> None:
