@@ -25,6 +25,7 @@
 #define GRACE (1500 * VGPU_US)  /* for one that waited longer to take its turn */
 #define LOOK (500 * VGPU_US)    /* at the page, while waiting */
 #define UNDERUSED 0.9           /* of a turn, though there was always something to launch */
+#define IN_A_ROW 3              /* so many underused turns are no accident */
 #define BOUND (500 * VGPU_MS)   /* so long that is believed */
 #define LAGGING (20 * VGPU_MS)  /* budget that was not used */
 #define ASYNC 32                /* so many launches without a synchronisation: nothing waits for them */
@@ -376,7 +377,8 @@ static void judge_turn(struct vgpu_meter *m, const struct vgpu_turns *turns, int
     bool full = m->outstanding > (double)turns->slot / 8 ||
                 m->used - m->turn_used + m->outstanding > UNDERUSED * (double)span;
     m->turn_began = 0;
-    m->host_bound = full ? 0 : now + BOUND;
+    m->underused = full ? 0 : m->underused + 1; /* one may have been an interruption's doing */
+    m->host_bound = m->underused < IN_A_ROW ? 0 : now + BOUND;
 }
 
 static bool lags(const struct vgpu_meter *m, int64_t now) {

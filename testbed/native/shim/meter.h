@@ -88,6 +88,7 @@ struct vgpu_meter {
     double used;       /* completed device time, ever */
     int64_t turn_began; /* of a turn whose use is to be judged; 0: none */
     double turn_used;   /* `used` when it began */
+    uint32_t underused; /* turns in a row */
     int64_t host_bound; /* until then it is one whose host is slower than the card */
     uint64_t unsynced;  /* launches since something was synchronised */
     int64_t began;     /* when measuring began, after launches that were not measured */
