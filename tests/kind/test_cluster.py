@@ -22,6 +22,7 @@ from testbed.lab.cluster import resolve
 from testbed.lab.cluster.kind import own
 from testbed.lab.cluster.kind.place import cgroup_of
 from testbed.lab.cluster.process import processes
+from testbed.lab.wait import wait_until
 
 from ..pytest_kind_site import site
 from .conftest import TESTBED
@@ -274,18 +275,26 @@ def test_down_leaves_nothing(docker):
     docker("down", "--name", NAME)
     assert docker.left(NAME) == []
     assert not Path(record["data"]).exists()
-    assert in_space(space) == [] and processes.members(record["token"]) == []
+    wait_until(
+        "the engine's processes are gone",
+        lambda: in_space(space),
+        ready=lambda found: not found,
+        timeout_s=30,
+    )
+    assert processes.members(record["token"]) == []
     assert list(Path("/sys/fs/cgroup").glob(groups)) == []
     assert docker.json("status", "--name", NAME, rc=2)["state"] == "absent"
 
 
 def in_space(space: Path) -> list[str]:
-    """Return the processes of a pid namespace."""
+    """Return the processes of a pid namespace; one that only waits to be reaped is none."""
     found = []
     for path in Path("/proc").iterdir():
         try:
             if path.name.isdigit() and (path / "ns/pid").readlink() == space:
-                found.append(path.name)
+                state = (path / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    found.append(f"{path.name} {(path / 'comm').read_text().strip()}")
         except OSError:
             continue
     return found
