@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -358,6 +359,9 @@ def test_an_up_that_fails_leaves_its_logs_only(driver):
         # Docker takes it for an option that it has not, and kind gives up.
         done = driver(*arguments, rc=2, KIND_EXPERIMENTAL_DOCKER_NETWORK="-no-network")
         assert "kind cannot create the cluster" in done.stderr
+        bundle = Path(done.stderr.split()[-1])  # said last, and made where the command runs
+        assert bundle.is_absolute() and bundle.name.startswith(f"bundle-{name}"), done.stderr
+        shutil.rmtree(bundle)
         state = driver.state / name
         assert [path.name for path in state.iterdir()] == ["logs"]
         assert (state / "logs/docker.log").stat().st_size
