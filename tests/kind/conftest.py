@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,8 +115,10 @@ def capable() -> None:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory, capable) -> Path:
-    return tmp_path_factory.mktemp("kind")
+def home(capable) -> Iterator[Path]:
+    # Short: names of sockets below it may have 107 bytes in all.
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import yaml
 
 from .. import stand_in_driver
 
-NAME = f"real{os.getpid()}"
+NAME = f"r{os.getpid()}"
 DEVICES = tuple(Path("/dev", name) for name in ("nvidia0", "nvidia1", "nvidiactl"))
 
 
