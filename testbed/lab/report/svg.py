@@ -25,12 +25,12 @@ def panel_svg(chart: Chart, side: Side, panel: Panel) -> str:
     """Return one panel of one side, to the scale that all sides share."""
     span = max((each.seconds for each in chart.sides), default=0.0) or 1.0
     top = (chart.top(panel.quantity) or 1.0) * 1.06
-    place = _Place(span, top)
+    place = Place(span, top)
     number = {label: position for position, label in enumerate(chart.labels())}
     spoken = escape(_spoken(side, panel))
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{spoken}">']
     parts += _phases(side.phases, place)
-    parts += _axes(place, panel)
+    parts += axes(place, "seconds since the pods were created", panel.unit)
     parts += [_line(line, number.get(line.label, 0), place, panel.unit) for line in panel.lines]
     parts += _caps(panel, number, place, side)
     parts.append("</svg>")
@@ -52,14 +52,14 @@ def ticks(top: float, most: int = 6) -> list[float]:
     return [step * number for number in range(int(top / step + 1e-9) + 1)]
 
 
-class _Place:
-    """From seconds and values to the picture's coordinates."""
+class Place:
+    """From values (``0`` to ``span``, ``0`` to ``top``) to the picture's coordinates."""
 
     def __init__(self, span: float, top: float) -> None:
         self.span, self.top = span, top
 
-    def x(self, seconds: float) -> float:
-        inside = min(max(seconds / self.span, 0.0), 1.0)
+    def x(self, value: float) -> float:
+        inside = min(max(value / self.span, 0.0), 1.0)
         return round(LEFT + inside * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
@@ -67,7 +67,8 @@ class _Place:
         return round(HEIGHT - BOTTOM - inside * (HEIGHT - TOP - BOTTOM), 1)
 
 
-def _axes(place: _Place, panel: Panel) -> list[str]:
+def axes(place: Place, below: str, unit: str) -> list[str]:
+    """Return grid, ticks and titles; ``below`` says what runs from left to right."""
     bottom = HEIGHT - BOTTOM
     parts = []
     for value in ticks(place.top):
@@ -80,14 +81,13 @@ def _axes(place: _Place, panel: Panel) -> list[str]:
         parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
     parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">'
-        "seconds since the pods were created</text>"
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">{escape(below)}</text>'
     )
-    parts.append(f'<text class="unit" x="4" y="12">{escape(panel.unit)}</text>')
+    parts.append(f'<text class="unit" x="4" y="12">{escape(unit)}</text>')
     return parts
 
 
-def _phases(phases: Sequence[Phase], place: _Place) -> list[str]:
+def _phases(phases: Sequence[Phase], place: Place) -> list[str]:
     parts = []
     for number, phase in enumerate(phases):
         left, right = place.x(phase.begin), place.x(phase.end)
@@ -108,7 +108,7 @@ def _phases(phases: Sequence[Phase], place: _Place) -> list[str]:
     return parts
 
 
-def _line(line: Line, number: int, place: _Place, unit: str) -> str:
+def _line(line: Line, number: int, place: Place, unit: str) -> str:
     """Draw steps: a value holds until the next is known; an unknown one is a gap."""
     path: list[str] = []
     y: float | None = None
@@ -134,7 +134,7 @@ def _line(line: Line, number: int, place: _Place, unit: str) -> str:
     )
 
 
-def _caps(panel: Panel, number: Mapping[str, int], place: _Place, side: Side) -> list[str]:
+def _caps(panel: Panel, number: Mapping[str, int], place: Place, side: Side) -> list[str]:
     parts = []
     taken: list[float] = []
     for cap in sorted(panel.caps, key=lambda each: each.value):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from html import escape
 
 from testbed.lab.report.relation import Curve, Relation
-from testbed.lab.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, series_class, ticks
+from testbed.lab.report.svg import HEIGHT, WIDTH, Place, axes, series_class
 
 
 def relation_svg(relation: Relation) -> str:
     """Return the picture: band, ideal line, controls thin and dashed, curves with their points."""
-    place = _Place(relation)
+    place = Place((relation.right or 1.0) * 1.06, (relation.top or 1.0) * 1.06)
     number = {label: position for position, label in enumerate(relation.labels())}
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_spoken(relation))}">',
-        *_axes(place, relation),
+        *axes(place, f"{relation.x_title}, {relation.unit}", relation.unit),
         _ideal(place, relation),
     ]
     for curve in sorted(relation.curves, key=lambda each: not each.control):
@@ -50,43 +50,7 @@ def relation_figure(relation: Relation) -> str:
     )
 
 
-class _Place:
-    """From values to the picture's coordinates."""
-
-    def __init__(self, relation: Relation) -> None:
-        self.right = (relation.right or 1.0) * 1.06
-        self.top = (relation.top or 1.0) * 1.06
-
-    def x(self, value: float) -> float:
-        inside = min(max(value / self.right, 0.0), 1.0)
-        return round(LEFT + inside * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        inside = min(max(value / self.top, 0.0), 1.0)
-        return round(HEIGHT - BOTTOM - inside * (HEIGHT - TOP - BOTTOM), 1)
-
-
-def _axes(place: _Place, relation: Relation) -> list[str]:
-    bottom = HEIGHT - BOTTOM
-    parts = []
-    for value in ticks(place.top):
-        y = place.y(value)
-        parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{value:g}</text>')
-    for value in ticks(place.right, 8):
-        x = place.x(value)
-        parts.append(f'<path class="axis" d="M{x} {bottom}v4"/>')
-        parts.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
-    parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
-    parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 5}" text-anchor="end">'
-        f"{escape(relation.x_title)}, {escape(relation.unit)}</text>"
-    )
-    parts.append(f'<text class="unit" x="4" y="12">{escape(relation.unit)}</text>')
-    return parts
-
-
-def _ideal(place: _Place, relation: Relation) -> str:
+def _ideal(place: Place, relation: Relation) -> str:
     right, band = relation.right or 1.0, relation.band
     line = f'<path class="axis" d="M{place.x(0)} {place.y(0)}L{place.x(right)} {place.y(right)}"/>'
     if not band:
@@ -96,7 +60,7 @@ def _ideal(place: _Place, relation: Relation) -> str:
     return f'<polygon class="band" points="{points}"/>{line}'
 
 
-def _curve(curve: Curve, number: int, place: _Place, unit: str) -> str:
+def _curve(curve: Curve, number: int, place: Place, unit: str) -> str:
     known = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if y is not None]
     path = "L".join(f"{place.x(x)} {place.y(y)}" for x, y in known)
     told = ", ".join(f"{x:g} → {y:g}" for x, y in known)
