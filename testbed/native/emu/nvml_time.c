@@ -242,7 +242,7 @@ static unsigned int busy_processes(nvmlDevice_t device, unsigned long long last_
             uint64_t stamp_us = stamp(number);
             if (stamp_us <= last_seen_us)
                 break;
-            unsigned int value = 
+            unsigned int value =
                 process_percent(state, number, (unsigned int)processes[i].slot);
             if (value == 0)
                 continue;

@@ -11,15 +11,25 @@ static bool charge(int entry, struct vgpu_cost cost) {
     return fits;
 }
 
+void vgpu_refuse(int entry, const char *what, uint64_t bytes) {
+    if (!vgpu_enter()) return;
+    vgpu_refused(entry, what, bytes);
+    vgpu_leave();
+}
+
+bool vgpu_passed_limit(int entry) {
+    if (!vgpu_enter()) return false;
+    bool over = vgpu_over(entry);
+    vgpu_leave();
+    return over;
+}
+
 bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes) {
     vgpu_growth_look(entry, bytes);
     if (charge(entry, cost)) return true;
     if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && charge(entry, cost)) return true;
     if (vgpu_graphs_give_back(entry) && charge(entry, cost)) return true;
-    if (vgpu_enter()) {
-        vgpu_refused(entry, what, bytes);
-        vgpu_leave();
-    }
+    vgpu_refuse(entry, what, bytes);
     return false;
 }
 
@@ -38,10 +48,7 @@ bool vgpu_retake(int entry, struct vgpu_cost charged, struct vgpu_cost actual, c
     if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && exchange(entry, charged, actual))
         return true;
     if (vgpu_graphs_give_back(entry) && exchange(entry, charged, actual)) return true;
-    if (vgpu_enter()) {
-        vgpu_refused(entry, what, bytes);
-        vgpu_leave();
-    }
+    vgpu_refuse(entry, what, bytes);
     return false;
 }
 

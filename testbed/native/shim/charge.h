@@ -6,6 +6,10 @@
 #include "hooks.h"
 #include "track.h"
 
+/* Outside of the state: a refusal counted and logged; whether the limit is passed. */
+void vgpu_refuse(int entry, const char *what, uint64_t bytes);
+bool vgpu_passed_limit(int entry);
+
 /* Charges outside of the state; where it does not fit, pools give back what they only
  * keep, and it is tried once more. False = refused (counted and logged). */
 bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes);

@@ -110,12 +110,9 @@ static bool room(CUdevice dev, uint64_t bytes, enum how how) {
             vgpu_pools_give_back(device->entry, growth);
         }
     }
-    if (vgpu_enter()) {
-        vgpu_refused(device->entry,
-                     how == LAUNCHED ? "launch of a graph with memory" : "memory node of a graph",
-                     bytes);
-        vgpu_leave();
-    }
+    vgpu_refuse(device->entry,
+                how == LAUNCHED ? "launch of a graph with memory" : "memory node of a graph",
+                bytes);
     return false;
 }
 

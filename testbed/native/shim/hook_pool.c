@@ -112,19 +112,6 @@ static bool reserve(int entry, uint64_t bytes) {
     return fits;
 }
 
-static bool passed_limit(int entry) {
-    if (!vgpu_enter()) return false;
-    bool over = vgpu_over(entry);
-    vgpu_leave();
-    return over;
-}
-
-static void refuse(int entry, const char *what, uint64_t bytes) {
-    if (!vgpu_enter()) return;
-    vgpu_refused(entry, what, bytes);
-    vgpu_leave();
-}
-
 /* --- allocating --------------------------------------------------------------------- */
 
 struct request {
@@ -198,7 +185,7 @@ static CUresult allocate_locked(const struct request *request, struct pool *pool
         uint64_t need = growth > UINT64_MAX / 2 ? growth : growth + VGPU_MOST_GROWTH;
         if (!charge_most(pool, growth, &own, dev) &&
             !(give_back(pool->entry, need) && charge_most(pool, growth, &own, dev))) {
-            refuse(pool->entry, "stream-ordered allocation", request->bytes);
+            vgpu_refuse(pool->entry, "stream-ordered allocation", request->bytes);
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         before = pool->charged;
@@ -211,8 +198,8 @@ static CUresult allocate_locked(const struct request *request, struct pool *pool
     if (result != CUDA_SUCCESS || after <= before + growth) return result;
     while (chunk < after - before) chunk *= 2;
     VGPU_LOG(VGPU_LOG_INFO, "pools grow by up to %llu bytes", (unsigned long long)chunk);
-    if (!passed_limit(pool->entry)) return result;
-    refuse(pool->entry, "stream-ordered allocation", request->bytes);
+    if (!vgpu_passed_limit(pool->entry)) return result;
+    vgpu_refuse(pool->entry, "stream-ordered allocation", request->bytes);
     return undo(request, pool, before);
 }
 

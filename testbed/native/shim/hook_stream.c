@@ -1,6 +1,6 @@
 /* Captures, streams that end, and host callbacks: what the throttle must know of them. */
 #define _GNU_SOURCE
-#include "account.h"
+#include "charge.h"
 #include "device.h"
 #include "growth.h"
 #include "lookup.h"
@@ -55,24 +55,14 @@ CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph) {
 
 /* Streams may take memory of the card (70 MiB with PyTorch's first ones on an H200), which no
  * call tells: near the limit it is looked at, and one that passes it is not given out. */
-static bool over(int entry) {
-    if (!vgpu_enter()) return false;
-    bool passed = vgpu_over(entry);
-    vgpu_leave();
-    return passed;
-}
-
 static CUresult made(CUresult result, CUstream *stream) {
     int entry;
     CUcontext ctx;
     if (result != CUDA_SUCCESS || !vgpu_active() || !vgpu_current(&entry, &ctx)) return result;
-    if (!vgpu_growth_look(entry, 0) || !over(entry)) return result;
+    if (!vgpu_growth_look(entry, 0) || !vgpu_passed_limit(entry)) return result;
     VGPU_CALL(cuStreamDestroy_v2, *stream);
     *stream = NULL;
-    if (vgpu_enter()) {
-        vgpu_refused(entry, "stream", 0);
-        vgpu_leave();
-    }
+    vgpu_refuse(entry, "stream", 0);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
