@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from testbed.lab import cache, command
-from testbed.lab.binaries import build, versions
-from testbed.lab.progress import QuietProgress
+from testbed.lab.binaries import versions
+
+from .linter import built
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "docker").glob("Dockerfile.*"))
 MODULE = Path(__file__).parent / "dockerlint"
-BUILD_S = 600.0
 
 
 @pytest.fixture(scope="session")
 def dockerlint() -> Path:
-    """BuildKit's parser and linter as a program, built from Go modules once."""
-
-    def make(folder: Path, step: Any) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            go = build._machine_go() or build._wheel_go(Path(scratch), step)
-            command.run(
-                [go.program, "build", "-o", folder / "dockerlint", "."],
-                what="cannot build dockerlint",
-                timeout_s=BUILD_S,
-                cwd=MODULE,
-                environ=go.environ,
-            )
-
-    key = cache.key_of_files(MODULE, [path for path in MODULE.iterdir() if path.is_file()])
-    entry = cache.obtain("dockerlint", key, make, QuietProgress(), "build dockerlint")
-    return entry / "dockerlint"
+    """BuildKit's parser and linter."""
+    return built(MODULE)
 
 
 def lint(program: Path, file: Path) -> subprocess.CompletedProcess[str]:

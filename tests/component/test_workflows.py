@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,36 +13,19 @@ import typer.main
 import yaml
 
 from testbed.cli.main import app
-from testbed.lab import cache, command
-from testbed.lab.binaries import build
 from testbed.lab.cluster import AUTO, PROVIDERS
-from testbed.lab.progress import QuietProgress
+
+from .linter import built
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 MODULE = Path(__file__).parent / "actionlint"
 PACKAGE = "github.com/rhysd/actionlint/cmd/actionlint"
-BUILD_S = 600.0
 
 
 @pytest.fixture(scope="session")
 def actionlint() -> Path:
-    """The linter, built from its Go module once."""
-
-    def make(folder: Path, step: Any) -> None:
-        with tempfile.TemporaryDirectory() as scratch:
-            go = build._machine_go() or build._wheel_go(Path(scratch), step)
-            command.run(
-                [go.program, "build", "-o", folder / "actionlint", PACKAGE],
-                what="cannot build actionlint",
-                timeout_s=BUILD_S,
-                cwd=MODULE,
-                environ=go.environ,
-            )
-
-    key = cache.key_of_files(MODULE, [path for path in MODULE.iterdir() if path.is_file()])
-    entry = cache.obtain("actionlint", key, make, QuietProgress(), "build actionlint")
-    return entry / "actionlint"
+    return built(MODULE, PACKAGE)
 
 
 def lint(program: Path, file: Path) -> subprocess.CompletedProcess[str]:

@@ -23,6 +23,8 @@ _CRICTL = build.Program(
 _KIND_PROGRAM = build.Program(
     name="kind", module="kind", package="sigs.k8s.io/kind", ldflags=versions.KIND_LDFLAGS
 )
+_TOGETHER = (_KIND_PROGRAM, _CRICTL)
+_VERSIONS = {"kind": versions.KIND, "crictl": versions.CRICTL}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ def ensure(progress: Progress) -> KindTools:
         MissingTool: the machine lacks a program that only its administrator can install.
         TestbedError: neither a download nor a build succeeded.
     """
-    kind = _obtain(progress, _KIND_PROGRAM, official.kind_release(), versions.KIND)
+    kind = _obtain(progress, _KIND_PROGRAM, official.kind_release())
     return KindTools(kind=kind, kubectl=binaries.ensure(progress).path("kubectl"))
 
 
@@ -51,7 +53,7 @@ def ensure_crictl(progress: Progress) -> Path:
     Raises:
         TestbedError: neither a download nor a build succeeded.
     """
-    return _obtain(progress, _CRICTL, official.crictl_release(), versions.CRICTL)
+    return _obtain(progress, _CRICTL, official.crictl_release())
 
 
 def find() -> Path | None:
@@ -65,42 +67,56 @@ def find_crictl() -> Path | None:
 
 
 def _find(program: build.Program) -> Path | None:
-    folder = cache.find(_KIND, _key(program))
-    return folder / program.name if folder else None
+    for key in (_key(program), _key(*_TOGETHER)):
+        folder = cache.find(_KIND, key)
+        if folder:
+            return folder / program.name
+    return None
 
 
-def _key(program: build.Program) -> str:
-    module = versions.MODULES / program.module
-    files = [file for file in module.rglob("*") if file.is_file()]
-    return cache.key_of(repr(program), cache.key_of_files(module, files))
+def _key(*programs: build.Program) -> str:
+    parts = []
+    for program in programs:
+        module = versions.MODULES / program.module
+        files = [file for file in module.rglob("*") if file.is_file()]
+        parts += [repr(program), cache.key_of_files(module, files)]
+    return cache.key_of(*parts)
 
 
-def _obtain(
-    progress: Progress, program: build.Program, release: official.Release, version: str
-) -> Path:
-    def check(folder: Path) -> None:
-        binaries.check_version(folder / program.name, ["--version"], version)
+def _obtain(progress: Progress, program: build.Program, release: official.Release) -> Path:
+    found = _find(program)
+    if found:
+        return found
+    if official.reachable(wanted=(release,)):
 
-    def download(folder: Path, step: Step) -> None:
-        official.download(folder, step, wanted=(release,))
-        check(folder)
+        def download(folder: Path, step: Step) -> None:
+            official.download(folder, step, wanted=(release,))
+            _check(folder, program)
 
-    def compile_(folder: Path, step: Step) -> None:
-        scratch = Path(tempfile.mkdtemp(prefix=".go.", dir=folder.parent))
         try:
-            build.build_programs([program], folder, scratch, step)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        check(folder)
-
-    key = _key(program)
-    folder = cache.find(_KIND, key)
-    if folder is None and official.reachable(wanted=(release,)):
-        try:
-            folder = cache.obtain(_KIND, key, download, progress, f"download {program.name}")
+            folder = cache.obtain(
+                _KIND, _key(program), download, progress, f"download {program.name}"
+            )
         except TestbedError:
-            # A release that is not there, or a line that broke: the sources give the same.
-            folder = None
-    if folder is None:
-        folder = cache.obtain(_KIND, key, compile_, progress, f"build {program.name} (once)")
+            pass  # a release that is not there, or a line that broke: the sources give the same
+        else:
+            return folder / program.name
+    folder = cache.obtain(
+        _KIND, _key(*_TOGETHER), _build, progress, "build kind and crictl (about 3 minutes, once)"
+    )
     return folder / program.name
+
+
+def _build(folder: Path, step: Step) -> None:
+    """Build both: who cannot download one needs the other too, and they share Go's caches."""
+    scratch = Path(tempfile.mkdtemp(prefix=".go.", dir=folder.parent))
+    try:
+        build.build_programs(_TOGETHER, folder, scratch, step)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    for program in _TOGETHER:
+        _check(folder, program)
+
+
+def _check(folder: Path, program: build.Program) -> None:
+    binaries.check_version(folder / program.name, ["--version"], _VERSIONS[program.name])

@@ -6,7 +6,7 @@ import hashlib
 import http.client
 import io
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -17,17 +17,15 @@ from testbed.lab.binaries import build, kind, official, versions
 from testbed.lab.cluster.protocol import Step
 from testbed.lab.progress import QuietProgress
 
+from .sources import Sources
+
 QUIET = QuietProgress()
+Both = Callable[[], tuple[Path, Path]]
 
 
-class Sources:
-    """Replaces network and compiler; notes what was asked for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[str] = []
-        self.route = True
-        self.broken = False
-        self.version: str | None = None
+class KindSources(Sources):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+        super().__init__(monkeypatch, cache)
         monkeypatch.setattr(official, "reachable", self.reachable)
         monkeypatch.setattr(official, "download", self.download)
         monkeypatch.setattr(build, "build_programs", self.build)
@@ -38,28 +36,33 @@ class Sources:
     def download(self, folder: Path, step: Step, wanted: Sequence[official.Release] = ()) -> None:
         (release,) = wanted
         name = release.program or release.members[0]
-        self.asked.append(f"download {name}")
         self.program(folder / name)
-        if self.broken:
-            raise TestbedError("refused it", why="checksum")
+        self.came(name)
 
     def build(
         self, programs: Iterable[build.Program], folder: Path, scratch: Path, step: Step
     ) -> None:
+        (scratch / "cache").touch()
         for program in programs:
             self.asked.append(f"build {program.name}")
             self.program(folder / program.name)
 
-    def program(self, path: Path) -> None:
-        version = versions.CRICTL if path.name == "crictl" else versions.KIND
-        path.write_text(f"#!/bin/sh\necho {path.name} version v{self.version or version}\n")
-        path.chmod(0o755)
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KindSources:
+    return KindSources(monkeypatch, tmp_path)
 
 
 @pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sources:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return Sources(monkeypatch)
+def both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Both:
+    """Asks for kind, then for crictl, as a first ``up`` does."""
+
+    class Cluster:
+        def path(self, name: str) -> Path:
+            return tmp_path / name
+
+    monkeypatch.setattr(kind.binaries, "ensure", lambda progress: Cluster())
+    return lambda: (kind.ensure(QUIET).kind, kind.ensure_crictl(QUIET))
 
 
 def test_a_download_comes_first_and_once(sources: Sources) -> None:
@@ -68,10 +71,13 @@ def test_a_download_comes_first_and_once(sources: Sources) -> None:
     assert (first.name, sources.asked) == ("crictl", ["download crictl"])
 
 
-def test_without_a_route_it_is_built(sources: Sources) -> None:
+def test_without_a_route_both_are_built_at_once(sources: Sources, both: Both) -> None:
     sources.route = False
-    path = kind.ensure_crictl(QUIET)
-    assert sources.asked == ["build crictl"]
+    path, crictl = both()
+    assert sources.asked == ["build kind", "build crictl"]
+    assert (path.name, crictl) == ("kind", path.with_name("crictl"))
+    assert both() == (kind.find(), kind.find_crictl()) == (path, crictl)
+    assert sources.asked == ["build kind", "build crictl"]
     folders = [entry for entry in path.parents[1].iterdir() if entry.is_dir()]
     assert folders == [path.parent], "no scratch is left"
 
@@ -79,7 +85,14 @@ def test_without_a_route_it_is_built(sources: Sources) -> None:
 def test_a_refused_download_is_built_instead(sources: Sources) -> None:
     sources.broken = True
     kind.ensure_crictl(QUIET)
-    assert sources.asked == ["download crictl", "build crictl"]
+    assert sources.asked == ["download crictl", "build kind", "build crictl"]
+
+
+def test_one_that_was_downloaded_stays(sources: Sources) -> None:
+    first = kind.ensure_crictl(QUIET)
+    sources.route = False
+    assert kind.ensure_crictl(QUIET) == first
+    assert sources.asked == ["download crictl"]
 
 
 def test_another_version_is_refused(sources: Sources) -> None:
@@ -89,19 +102,14 @@ def test_another_version_is_refused(sources: Sources) -> None:
         kind.ensure_crictl(QUIET)
 
 
-def test_kind_comes_with_the_clusters_kubectl(
-    sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Cluster:
-        def path(self, name: str) -> Path:
-            return tmp_path / name
-
-    monkeypatch.setattr(kind.binaries, "ensure", lambda progress: Cluster())
+def test_kind_comes_with_the_clusters_kubectl(sources: Sources, both: Both, tmp_path: Path) -> None:
     assert kind.find() is None
+    both()
     tools = kind.ensure(QUIET)
     assert tools.kubectl == tmp_path / "kubectl"
     assert tools.version == f"v{versions.KIND}"
     assert kind.find() == tools.kind
+    assert sources.asked == ["download kind", "download crictl"]
 
 
 def test_modules_name_the_versions() -> None:
