@@ -32,11 +32,21 @@ def main() -> None:
             print("interrupted", file=sys.stderr)
             sys.exit(2)
         if ended.code:
-            _answer(began, "the command line cannot be understood")
+            why, hint = _usage(ended)
+            _answer(began, "the command line cannot be understood", why, hint)
         raise
 
 
-def _answer(began: list[str], what: str) -> None:
+def _usage(ended: SystemExit) -> tuple[str, str]:
+    """Return what typer printed on standard error before it ended, and what helps."""
+    error = ended.__context__
+    message = getattr(error, "format_message", None)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "testbed"
+    return message() if message is not None else "", f"{command} --help"
+
+
+def _answer(began: list[str], what: str, why: str = "", hint: str = "testbed --help") -> None:
     """Print the error's document for a program that asked for one.
 
     A command that has begun does so itself, or has printed its own.
@@ -46,5 +56,5 @@ def _answer(began: list[str], what: str) -> None:
     given = " ".join(sys.argv[1:]).replace("=", " ")
     asked = any(word in given for word in ("--json", "-o json", "-ojson", "--output json"))
     if asked and not began:
-        fields = {"what": what, "why": "", "hint": "testbed --help"}
+        fields = {"what": what, "why": why, "hint": hint}
         print(json.dumps({"error": fields, "artifacts": ""}, indent=2))

@@ -47,6 +47,8 @@ def logs(
 
         testbed = Testbed(checked_name(name))
         files = testbed.cluster.log_files()
+        if not files:
+            testbed.cluster.kubeconfig()  # an error where there is no such testbed
         seconds = found.parse_since(since) if since else 0.0
         if what is None:
             _list(testbed, files, chosen)

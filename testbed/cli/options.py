@@ -22,10 +22,9 @@ PROVIDERS = ("process", "kind", "auto")
 
 def known_names() -> list[str]:
     """Return the testbeds that there are."""
-    from testbed.lab.cluster.process.layout import state_home
+    from testbed.lab.cluster.process.layout import known_names as found
 
-    home = state_home()
-    return sorted(each.name for each in home.iterdir() if each.is_dir()) if home.is_dir() else []
+    return found()
 
 
 def complete_name(incomplete: str) -> list[str]:

@@ -135,6 +135,7 @@ def write(target: Path, cluster: Cluster, kube: Kube | None) -> Path:
                 raise InputError(
                     f"there is nothing to bundle of testbed {cluster.name!r}",
                     why="it is not up and has left no logs",
+                    hint="`testbed status` names the testbeds that there are",
                 )
             if archive:
                 part = Path(scratch, "part")

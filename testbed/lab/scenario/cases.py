@@ -87,12 +87,23 @@ def find_cases(root: Path, patterns: tuple[str, ...] = ("*",)) -> tuple[Case, ..
                 f"{', '.join(sorted({str(case.folder) for case in every}))}, as NAME.yaml",
             )
         if not matches:
-            raise InputError(
-                f"no case matches {pattern!r}",
-                hint=known_hint(wanted, map(str, every), listed="`testbed ls` lists them:"),
-            )
+            raise _unknown(pattern, wanted, every)
         found.update((str(case), case) for case in matches)
     return tuple(found.values())
+
+
+def _unknown(pattern: str, wanted: str, every: tuple[Case, ...]) -> InputError:
+    """Return the error for a pattern that matches no case: what could have been meant."""
+    mine = [str(case) for case in every if case.question == wanted.partition("/")[0]]
+    if not mine and Path(pattern).suffix in (".yaml", ".yml"):
+        return InputError(
+            f"there is no parameter file {pattern}",
+            hint=f"`testbed ls` lists those that there are, such as {every[0].path}",
+        )
+    return InputError(
+        f"no case matches {pattern!r}",
+        hint=known_hint(wanted, mine or map(str, every), listed="`testbed ls` lists them:"),
+    )
 
 
 def load_question(folder: Path) -> Question:

@@ -32,6 +32,17 @@ def test_taking_it_down_is_none_but_is_not_silent(command):
     )
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["kubeconfig", "logs", "logs kubelet", "explain a", "top", "limits show a", "deploy"],
+)
+def test_what_is_wanted_of_it_is_an_error_that_names_the_others(command, words):
+    done = command(*words.split(), "--name", "mien")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "there is no testbed 'mien': known are mine, yours" in done.stderr
+    assert "testbed up --name mien" in done.stderr
+
+
 def test_programs_get_one_document(command):
     status = command("status", "--name", "mien", "-o", "json")
     assert (status.exit_code, json.loads(status.stdout)["state"]) == (2, "absent")

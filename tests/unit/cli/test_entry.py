@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -48,6 +49,23 @@ def test_an_interrupt_at_any_moment_of_the_start(tmp_path):
         assert process.returncode in ENDS, err
         seen.add(process.returncode)
     assert 2 in seen  # some of them came while Python was there
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "hint"),
+    [
+        ("ls --nope -o json", "No such option: --nope", "testbed ls --help"),
+        ("limits shw --json", "No such command 'shw'", "testbed limits --help"),
+        ("up --nodes=0 --output=json", "'--nodes'", "testbed up --help"),
+    ],
+)
+def test_a_program_is_told_what_is_wrong_with_its_command_line(words, why, hint):
+    done = subprocess.run(
+        [COMMAND, *words.split()], capture_output=True, text=True, timeout=60, check=False
+    )
+    told = json.loads(done.stdout)["error"]
+    assert (done.returncode, told["what"]) == (2, "the command line cannot be understood")
+    assert why in told["why"] and told["hint"] == hint
 
 
 def test_a_signal_that_waited_is_answered_at_once():

@@ -331,6 +331,17 @@ def test_cases_are_found_by_pattern_question_and_path():
         find_cases(root / "nowhere")
 
 
+def test_who_names_no_case_is_told_which_there_are():
+    root = ROOT / "scenarios"
+    with pytest.raises(InputError) as refused:
+        find_cases(root, ("co_location/three-pots",))
+    assert "did you mean co_location/three-pods?" in refused.value.hint
+    assert "memory_cap/" not in refused.value.hint  # the question was right
+    for path in ("./x.yaml", "/nowhere/x.yml", "x.yaml"):
+        with pytest.raises(InputError, match=f"no parameter file {path}"):
+            find_cases(root, (path,))
+
+
 def test_a_parameter_file_that_lies_elsewhere_is_told_where_to_go(tmp_path):
     root, elsewhere = ROOT / "scenarios", tmp_path / "mine.yaml"
     elsewhere.write_text("pods: {}\n")

@@ -155,10 +155,7 @@ class KindCluster:
 
     def kubeconfig(self) -> Path:
         if not self._folders.kubeconfig.exists():
-            raise ClusterError(
-                f"there is no cluster {self.name!r}",
-                hint=f"testbed up --provider kind --name {self.name}",
-            )
+            raise shared.absent(self.name, options="--provider kind ")
         return self._folders.kubeconfig
 
     def load_images(self, images: Sequence[Image], progress: Progress) -> None:

@@ -152,9 +152,7 @@ class ProcessCluster:
 
     def kubeconfig(self) -> Path:
         if not self._folders.kubeconfig.exists():
-            raise ClusterError(
-                f"there is no cluster {self.name!r}", hint=f"testbed up --name {self.name}"
-            )
+            raise layout.absent(self.name)
         return self._folders.kubeconfig
 
     def log_files(self) -> dict[str, Path]:

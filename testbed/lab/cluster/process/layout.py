@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from testbed.errors import InputError
+from testbed.errors import ClusterError, InputError
 
 ROOT = "/mnt"
 STATE = f"{ROOT}/state"
@@ -38,6 +38,27 @@ def state_home() -> Path:
     # The XDG specification: a relative path there is invalid and to be ignored.
     home = Path(base) if base.startswith("/") else Path.home() / ".local" / "state"
     return home / "vgpu-testbed"
+
+
+def known_names() -> list[str]:
+    """Return the testbeds that there are, of either kind."""
+    home = state_home()
+    return sorted(each.name for each in home.iterdir() if each.is_dir()) if home.is_dir() else []
+
+
+def absent(name: str, *, options: str = "") -> ClusterError:
+    """Return the error of who wants something of a testbed that is not there.
+
+    Args:
+        name: Perhaps a mistyped one, so the others are named.
+        options: Of ``testbed up``, before ``--name``.
+    """
+    there = ", ".join(known_names())
+    return ClusterError(
+        f"there is no testbed {name!r}",
+        why=f"known are {there}" if there else "",
+        hint=f"testbed up {options}--name {name}",
+    )
 
 
 def check_name(name: str) -> str:
