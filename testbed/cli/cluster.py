@@ -22,6 +22,7 @@ from testbed.cli.options import (
     resolved,
 )
 from testbed.cli.output import Format, emit, errors_as_exit_codes
+from testbed.cli.stack import Settings, Values, choice
 
 if TYPE_CHECKING:
     from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
@@ -38,6 +39,8 @@ def up(
         int, typer.Option("--port", min=0, max=65535, help="API server's port on 127.0.0.1.")
     ] = 0,
     bare: Annotated[bool, typer.Option("--bare", help="Without the sharing stack.")] = False,
+    values: Values = None,
+    settings: Settings = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only say what each node would get; nothing is started."),
@@ -51,12 +54,16 @@ def up(
         _dry_run(name, cards, nodes, provider, port, chosen)
         return
     with errors_as_exit_codes(chosen):
+        from testbed.errors import InputError
         from testbed.lab import images
         from testbed.lab.bundle import default_place
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name, cluster_spec
 
         spec = cluster_spec(cards, nodes, port)
+        if bare and (values is not None or settings):
+            raise InputError("--bare deploys no stack", why="there is nothing to set of it")
+        choice(values, settings)  # said before anything is started
         testbed = Testbed(checked_name(name), resolved(provider, name))
         testbed.check(spec, bare=bare)
         progress = ConsoleProgress()
@@ -68,7 +75,8 @@ def up(
             found = testbed.up(spec, progress, prepared=prepared)
             use.note(temporary=False)
             if not bare:
-                testbed.deploy(progress, prepared=prepared)
+                wanted = choice(values, settings, testbed)
+                testbed.deploy(progress, prepared=prepared, values=wanted)
         emit(found, status_text(found), chosen)
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from testbed.cli.evidence import kept
 from testbed.cli.options import DEFAULT_NAME, Json, Name, Output, Provider, format_of, resolved
 from testbed.cli.output import Format, emit, errors_as_exit_codes
+
+if TYPE_CHECKING:
+    from testbed.lab.deploy.chosen import Chosen
+    from testbed.lab.testbed import Testbed
 
 RenewCertificates = Annotated[
     bool,
@@ -29,10 +33,45 @@ Values = Annotated[
     ),
 ]
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="one key of the values otherwise, such as deviceConfig.deviceMemoryScaling=1.5;"
+        " may be repeated; null leaves the default; without --values over what is deployed",
+    ),
+]
+
+
+def choice(
+    values: Path | None, settings: list[str] | None, testbed: Testbed | None = None
+) -> Chosen | None:
+    """Return what the options choose; None where nothing is said.
+
+    Args:
+        values: The file of ``--values``.
+        settings: Those of ``--set``.
+        testbed: Whose choice is changed where there is no file.
+
+    Raises:
+        InputError: they cannot be used.
+    """
+    from testbed.lab.deploy.chosen import Chosen, changed, load
+
+    if values is None and not settings:
+        return None
+    if values is not None:
+        before = load(values)
+    else:
+        before = (testbed.chosen() if testbed is not None else None) or Chosen()
+    return changed(before, settings or ())
+
 
 def deploy(
     name: Name = DEFAULT_NAME,
     values: Values = None,
+    settings: Settings = None,
     renew_certificates: RenewCertificates = False,
     output: Output = Format.table,
     as_json: Json = False,
@@ -41,13 +80,12 @@ def deploy(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab.bundle import default_place
-        from testbed.lab.deploy import chosen as choice
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name
 
-        wanted = choice.load(values) if values is not None else None
         testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
         testbed.cluster.kubeconfig()  # said before anything is built
+        wanted = choice(values, settings, testbed)
         with testbed.use("deploy", progress), kept(testbed, lambda: default_place(name)):
             info = testbed.deploy(progress, renew_certificates=renew_certificates, values=wanted)
             emit(info, "", chosen)
@@ -56,6 +94,7 @@ def deploy(
 def render(
     name: Name = DEFAULT_NAME,
     values: Values = None,
+    settings: Settings = None,
     output: Output = Format.table,
     as_json: Json = False,
 ) -> None:
@@ -64,12 +103,13 @@ def render(
     with errors_as_exit_codes(chosen):
         import yaml
 
-        from testbed.lab.deploy import chosen as choice
         from testbed.lab.progress import ConsoleProgress
         from testbed.lab.testbed import Testbed, checked_name
 
-        wanted = choice.load(values) if values is not None else None
-        manifests = Testbed(checked_name(name)).manifests(ConsoleProgress(), wanted)
+        testbed = Testbed(checked_name(name))
+        there = testbed if testbed.cluster.status().state == "up" else None
+        wanted = choice(values, settings, there)
+        manifests = testbed.manifests(ConsoleProgress(), wanted)
         if chosen is Format.json:
             print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2))
         else:

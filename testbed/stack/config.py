@@ -43,9 +43,12 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     defaultCores: int = 0
     memoryFactor: int = 1
     overwriteEnv: bool = False
-    deviceSplitCount: int = 10
-    deviceMemoryScaling: float = 1.0
-    deviceCoreScaling: float = 1.0
+    #: How many containers may share a card.
+    deviceSplitCount: Annotated[int, msgspec.Meta(ge=1)] = 10
+    #: How much more of its memory a card promises than it has; what does not fit lies in
+    #: the host's. Below 1 a part of it is kept back.
+    deviceMemoryScaling: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
+    deviceCoreScaling: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
     disableCoreLimit: bool = False
     gpuCorePolicy: Literal["default", "force", "disable"] = "default"
     #: What a container of low priority keeps of a card beside one of high priority.

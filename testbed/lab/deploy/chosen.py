@@ -1,4 +1,4 @@
-"""What an operator chooses of a deployment: the file of ``testbed deploy --values``.
+"""What an operator chooses of a deployment: the file of ``--values``, and single keys of it.
 
 Keys are HAMi's where its chart has one (``deviceConfig`` holds those of its device-config;
 ``whitelistNamespaces``, ``customURL``, ``nodeSelector``). An unknown key is an error.
@@ -7,6 +7,8 @@ Keys are HAMi's where its chart has one (``deviceConfig`` holds those of its dev
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +24,16 @@ from testbed.stack.config import DeviceConfig
 
 #: Those are switched by commands of their own.
 _NOT_HERE = ("enforcement", "generation")
+#: Where HAMi's chart has these keys, and where they are here (its values.yaml, 2.10).
+_HAMI_PLACES = {
+    "devicePlugin": "deviceConfig",
+    "nvidia": "deviceConfig",
+    "devices.nvidia": "deviceConfig",
+    "scheduler.defaultSchedulerPolicy": "deviceConfig",
+    "scheduler.admissionWebhook": "admissionWebhook",
+}
+#: What ``--set`` takes for something else than text.
+_TYPED = re.compile(r"true|false|null|[-+]?[0-9.]+|\[.*\]|\{.*\}|\".*\"|'.*'")
 
 
 class AdmissionWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +100,60 @@ def parse(text: str, source: str) -> Chosen:
         raise InputError(f"values in {source} cannot be used", why=str(error)) from error
     chosen.device_config()
     return chosen
+
+
+def changed(chosen: Chosen, settings: Sequence[str]) -> Chosen:
+    """Return a choice with single keys set anew, each ``KEY=VALUE``.
+
+    Args:
+        chosen: What is changed.
+        settings: A key is a path with dots (``\\.`` is a dot of a name), a value a number,
+            ``true``, ``false``, a YAML list or mapping in brackets, else text (a number in
+            quotes is text); ``null`` takes the key away, which leaves its default.
+
+    Raises:
+        InputError: one of them cannot be used; the text names it.
+    """
+    document: dict[str, Any] = msgspec.to_builtins(chosen)
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        keys = [key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path)]
+        if not separator or not all(keys):
+            raise InputError(
+                f"--set {setting} cannot be used",
+                hint="write KEY=VALUE, such as deviceConfig.deviceMemoryScaling=1.5",
+            )
+        _set(document, keys, _value(setting, text), setting)
+    return parse(yaml.safe_dump(document), "--set")
+
+
+def _value(setting: str, text: str) -> Any:
+    if not _TYPED.fullmatch(text.strip()):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--set {setting} cannot be used", why=str(error)) from error
+
+
+def _set(document: dict[str, Any], keys: Sequence[str], value: Any, setting: str) -> None:
+    for place, here in _HAMI_PLACES.items():
+        if (top := place.split(".")) == list(keys[: len(top)]) and len(keys) > len(top):
+            raise InputError(
+                f"--set {setting}: there is no {place} here",
+                why="it is the place in HAMi's chart",
+                hint=f"docs/values.md has its keys under {here}, such as {here}.{keys[-1]}",
+            )
+    *above, last = keys
+    for key in above:
+        inner = document.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"--set {setting}: {key} holds no keys")
+        document = inner
+    if value is None:
+        document.pop(last, None)
+    else:
+        document[last] = value
 
 
 def load(path: Path) -> Chosen:

@@ -10,7 +10,7 @@ from cryptography import x509
 
 from testbed.errors import InputError
 from testbed.lab.deploy import StackImages, StackValues, render
-from testbed.lab.deploy.chosen import Chosen, kept, load, parse
+from testbed.lab.deploy.chosen import Chosen, changed, kept, load, parse
 from testbed.stack import config
 from testbed.stack.certificates import sets as certs
 
@@ -151,3 +151,65 @@ def test_a_missing_file_is_one_line(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="cannot be read"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("deviceConfig.deviceMemoryScaling=1.5", {"deviceMemoryScaling": 1.5}),
+        ("deviceConfig.preemption=false", {"preemption": False}),
+        ("deviceConfig.gpuCorePolicy=force", {"gpuCorePolicy": "force"}),
+        ("deviceConfig.vendors=[nvidia, hygon]", {"vendors": ["nvidia", "hygon"]}),
+        ("deviceConfig.xidPolicy={94: unhealthy}", {"xidPolicy": {94: "unhealthy"}}),
+        ("deviceConfig={preemption: false}", {"preemption": False}),
+    ],
+)
+def test_one_key_is_set_as_it_would_be_in_a_file(setting, expected):
+    assert changed(Chosen(), [setting]) == Chosen(deviceConfig=expected)
+
+
+def test_keys_go_over_what_was_chosen_before_and_null_takes_one_away():
+    before = parse(FILE, "a file")
+    found = changed(
+        before,
+        [
+            "deviceConfig.vendors=null",
+            "schedulerReplicas=1",
+            "nodeSelector.example\\.com/cards=on",
+            'nodeSelector.rack="7"',
+            "admissionWebhook.customURL=",
+        ],
+    )
+    assert found.deviceConfig == {"gpuSchedulerPolicy": "mutex,binpack"}
+    assert found.nodeSelector == {"gpu": "on", "example.com/cards": "on", "rack": "7"}
+    assert (found.schedulerReplicas, found.logVerbosity) == (1, before.logVerbosity)
+    assert found.admissionWebhook.customURL == ""
+    assert found.admissionWebhook.whitelistNamespaces == ("monitoring", "ci")
+    assert changed(before, []) == before
+    assert changed(found, ["deviceConfig=null", "nodeSelector=null"]).deviceConfig == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("deviceConfig.deviceMemoryScaling", "KEY=VALUE"),
+        ("=1", "KEY=VALUE"),
+        ("deviceConfig..a=1", "KEY=VALUE"),
+        ("deviceConfig.deviceMemoryScalling=2", "deviceMemoryScalling"),
+        ("deviceConfig.deviceMemoryScaling=0", "deviceMemoryScaling"),
+        ("deviceConfig.deviceMemoryScaling=much", "deviceMemoryScaling"),
+        ("deviceConfig.deviceSplitCount=0", "deviceSplitCount"),
+        ("deviceConfig.enforcement=off", "enforcement"),
+        ("schedulerReplicas.x=1", "schedulerReplicas holds no keys"),
+        ("deviceConfig.vendors=[nvidia, {]", "vendors"),
+        ("nodeSelector.rack=7", "nodeSelector"),
+        # Where HAMi's users would look for them first.
+        ("devicePlugin.deviceMemoryScaling=2", "deviceConfig.deviceMemoryScaling"),
+        ("devices.nvidia.gpuCorePolicy=force", "deviceConfig.gpuCorePolicy"),
+        ("scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy=mutex", "gpuSchedulerPolicy"),
+    ],
+)
+def test_a_key_that_cannot_be_meant_is_refused_with_its_place(setting, words):
+    with pytest.raises(InputError) as caught:
+        changed(Chosen(), [setting])
+    assert words in caught.value.text()
