@@ -29,7 +29,7 @@ CASE = "pods: {a: {gpumem: 4096}}\nallocators: [native]\n"
 #: A run that was struck has come to an end by then: what it waits for is bounded.
 END_S = 420.0
 #: What belongs to a killed command ends with it.
-ORPHANS_S = 20.0
+ORPHANS_S = 60.0
 SIGNALS = {
     "INT": signal.SIGINT,
     "TERM": signal.SIGTERM,
@@ -51,8 +51,9 @@ STAGES = {
     "down": 0.5,
 }
 
-#: Words in the command line of each part of a testbed. Those of the command are the
-#: processes of its session.
+#: How each part of a testbed is known: by its program's path, or by a word among the
+#: first of a script's or module's command line. Those of the command are the processes
+#: of its session.
 PARTS = {
     "apiserver": "/kube-apiserver",
     "etcd": "/etcd",
@@ -195,9 +196,20 @@ class Owner:
             if part in ("init", "node"):
                 if each.is_pid1 and token in each.argv and any(a.endswith(word) for a in each.argv):
                     return each.pid
-            elif any(a == word or (word[0] == "/" and a.endswith(word)) for a in each.argv[:5]):
+            elif _runs(each.argv, word):
                 return each.pid
         return 0
+
+
+def _runs(argv: tuple[str, ...], word: str) -> bool:
+    """Tell whether a command line is a part's.
+
+    A program is its first word alone: another's path may be among the arguments of
+    one that works for it, as containerd's is of a shim.
+    """
+    if word.endswith(".py"):
+        return any(each.endswith(word) for each in argv[:5])
+    return argv[0].endswith(word) if word[0] == "/" else word in argv[:5]
 
 
 class Command:

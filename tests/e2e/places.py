@@ -10,6 +10,9 @@ from testbed.errors import TestbedError
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.testbed import Testbed
 
+#: A pod that was deleted is gone by then, also where many end on a busy machine.
+GONE_S = 180.0
+
 
 @contextlib.contextmanager
 def brought_up(name, spec, session, folder):
@@ -54,7 +57,7 @@ def own_namespace(kube):
             kube.delete("v1", "Pod", pod, name, grace_s=0)
         kube.delete("v1", "Namespace", name)
         for pod in pods:
-            kube.wait_gone("v1", "Pod", pod, name, timeout_s=60)
+            kube.wait_gone("v1", "Pod", pod, name, timeout_s=GONE_S)
 
 
 def sample_pod(testbed, namespace, name, command, limits, *, annotations=None, **spec):

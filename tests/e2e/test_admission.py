@@ -27,7 +27,7 @@ def test_the_table_holds_and_its_control_fails(testbed, tmp_path):
         cwd=ROOT,
         text=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
         check=False,
         env={**os.environ, "NO_COLOR": "1"},
     )
@@ -62,13 +62,15 @@ def without_webhook(testbed):
             return found["status"].get("readyReplicas", 0), len(pods)
 
         wait_until("the webhook's pods", settled, ready=lambda seen: seen == (replicas, replicas),
-                   timeout_s=90)  # fmt: skip
+                   timeout_s=240)  # fmt: skip
 
     before = kube.get("apps/v1", "Deployment", WEBHOOK, names.NAMESPACE)["spec"]["replicas"]
     assert before == 2
-    scale(0)
-    yield
-    scale(before)
+    try:
+        scale(0)
+        yield
+    finally:
+        scale(before)
 
 
 def pod(name, limits, **metadata):

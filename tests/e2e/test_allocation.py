@@ -11,10 +11,10 @@ from testbed.lab.wait import wait_until
 from testbed.stack import names
 from testbed.stack.codec import decode_pod_shares
 
-from .places import sample_pod
+from .places import GONE_S, sample_pod
 
 ROUNDS = 20
-SHOW = "env | grep -E '^(CUDA_|NVIDIA_)' | sort; cat /etc/ld.so.preload; sleep 300"
+SHOW = "env | grep -E '^(CUDA_|NVIDIA_)' | sort; cat /etc/ld.so.preload; sleep 3600"
 
 
 def pod(testbed, namespace, name, mib, *, cores=10, scheduler="", command=SHOW):
@@ -40,7 +40,7 @@ def kubectl(testbed, *arguments, stdin=""):
         input=stdin,
         text=True,
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def phase(found):
     return (found or {}).get("status", {}).get("phase", "Pending")
 
 
-def wait_phase(kube, namespace, name, wanted, timeout_s=60):
+def wait_phase(kube, namespace, name, wanted, timeout_s=180):
     """Wait until a pod is in one of the phases; return it."""
     return wait_until(
         f"pod {namespace}/{name} is {'/'.join(wanted)}",
@@ -86,7 +86,7 @@ def memory_limit(kube, namespace, name):
         f"{namespace}/{name} has printed its limits",
         lambda: kube.logs(namespace, name),
         ready=lambda log: names.CONTAINER_LIBRARY in log,
-        timeout_s=30,
+        timeout_s=120,
     )
     key = f"{names.ENV_MEMORY_LIMIT}_0="
     line = next(li for li in text.splitlines() if li.startswith(key))
@@ -111,7 +111,7 @@ def test_pods_created_together_never_swap_their_caps(testbed, namespace):
             assert [s.mem_mib for c in shares for s in c] == [mib]
         for name in caps:
             kube.delete("v1", "Pod", name, namespace, grace_s=0)
-            kube.wait_gone("v1", "Pod", name, namespace, timeout_s=30)
+            kube.wait_gone("v1", "Pod", name, namespace, timeout_s=GONE_S)
 
 
 @pytest.mark.parametrize("order", [("other", "a", "b"), ("a", "other", "b"), ("a", "b", "other")])
@@ -156,6 +156,6 @@ def test_an_impossible_request_stays_pending_with_its_reason(testbed, namespace,
                 return condition.get("message", "")
         return ""
 
-    text = wait_until("the scheduler has given its verdict", message, ready=bool, timeout_s=30)
+    text = wait_until("the scheduler has given its verdict", message, ready=bool, timeout_s=120)
     assert any(word in text for word in words), text
     assert phase(kube.find("v1", "Pod", "big", namespace)) == "Pending"

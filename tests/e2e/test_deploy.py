@@ -77,7 +77,7 @@ def ran(kube, suffix, *more):
             lambda: kube.get("batch/v1", "Job", metadata["name"], names.NAMESPACE),
             ready=lambda job: (job.get("status") or {}).get("succeeded"),
             describe=lambda job: str(job.get("status")),
-            timeout_s=90,
+            timeout_s=240,
         )
         (pod,) = (
             pod["metadata"]["name"]
@@ -110,7 +110,7 @@ def test_certificates_renew_themselves_while_pods_are_admitted(testbed, namespac
         start = len(answered)
         wait_until(
             "pods are admitted", lambda: len(answered) - start,
-            ready=lambda got: missed or got >= count, timeout_s=60,
+            ready=lambda got: missed or got >= count, timeout_s=180,
         )  # fmt: skip
 
     flowing = threading.Thread(target=flow)
@@ -122,7 +122,7 @@ def test_certificates_renew_themselves_while_pods_are_admitted(testbed, namespac
             "both webhooks show the new leaf",
             lambda: webhooks_that_read_anew(kube),
             ready=lambda found: found == 2,
-            timeout_s=150,
+            timeout_s=300,
         )
         admitted(10)
     finally:
@@ -133,11 +133,11 @@ def test_certificates_renew_themselves_while_pods_are_admitted(testbed, namespac
         "the scheduler's pod is a new one",
         lambda: rollout(kube.get("apps/v1", "Deployment", SCHEDULER, names.NAMESPACE)),
         ready=lambda late: not late,
-        timeout_s=60,
+        timeout_s=180,
     )
     # Scheduler and extender have theirs: a pod gets its card.
     kube.create(pod(testbed, namespace, "after", 2048))
-    assert phase(wait_phase(kube, namespace, "after", ("Running", "Failed"), 120)) == "Running"
+    assert phase(wait_phase(kube, namespace, "after", ("Running", "Failed"))) == "Running"
     rolled = stack_pods(testbed)
     assert len(before - rolled) == len(rolled - before) == 1, "the scheduler's pod alone"
     # A deployment finds what the job left.
@@ -162,13 +162,13 @@ def test_of_two_schedulers_the_other_takes_over_and_the_choice_is_kept(testbed, 
         here = {found["metadata"]["name"] for found in pods}
         assert len(here) == 2
         first = wait_until(
-            "one of the two leads", lambda: holder(kube), ready=here.__contains__, timeout_s=60
+            "one of the two leads", lambda: holder(kube), ready=here.__contains__, timeout_s=180
         )
         kube.create(pod(testbed, namespace, "before", 2048))
-        before = wait_phase(kube, namespace, "before", ("Running", "Failed"), 60)
+        before = wait_phase(kube, namespace, "before", ("Running", "Failed"))
         kube.delete("v1", "Pod", first, names.NAMESPACE, grace_s=0)
         kube.create(pod(testbed, namespace, "after", 3072))
-        found = wait_phase(kube, namespace, "after", ("Running", "Failed"), 120)
+        found = wait_phase(kube, namespace, "after", ("Running", "Failed"))
         assert phase(found) == "Running", found["status"]
         assert holder(kube) != first
         # Who took over knows what the first one promised.

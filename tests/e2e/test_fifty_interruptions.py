@@ -66,10 +66,10 @@ def test_a_run_that_is_struck_leaves_nothing(point: Point, tmp_path: Path) -> No
         else:
             _check_answer(point, struck, run)
             # What a run brought up it takes down, struck or not.
-            assert traces.alive(owner.name, owner.home) == []
+            wait_until_gone(lambda: traces.alive(owner.name, owner.home), "processes of the run")
         down = owner.do("down")
         assert down.code == 0, down.err
-        assert traces.held(spaces) == []
+        wait_until_gone(lambda: traces.held(spaces), "namespaces that are held")
         _forget_results(owner.clone)
         after = traces.listing(owner.name, owner.home)
         assert traces.difference(before, after) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from testbed.lab.wait import wait_until
 
 from .conftest import ROOT
 
-PODS_RUN = "a: "  # the trial's first line about its pods
+PODS_RUN = "pods with the limiter: a: "  # the trial's first line about its pods
 
 
 @pytest.fixture
@@ -64,6 +65,16 @@ def run(clone, testbed, case="small"):
     return start(clone, testbed, "run", f"co_location/{case}")
 
 
+@contextlib.contextmanager
+def going(clone, testbed):
+    """A run that goes on until it is struck; it ends with the test whatever happens."""
+    with run(clone, testbed, "long") as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def until(process, text):
     """Read what a command says until a line holds the text."""
     said = []
@@ -76,7 +87,7 @@ def until(process, text):
 
 def end(process):
     """Return exit code, the document on standard output, and the rest of what it said."""
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=420)
     assert "Traceback" not in err
     return process.returncode, json.loads(out), err
 
@@ -88,7 +99,7 @@ def notebooks(clone):
         try:
             # A kernel names no notebook; it runs in the notebooks' folder.
             if (each / "cwd").resolve() == (clone / "notebooks").resolve():
-                found.append((each / "cmdline").read_text())
+                found.append((each / "cmdline").read_text(errors="replace"))
         except OSError:
             continue
     return found
@@ -99,7 +110,7 @@ def wait_no_notebook(clone):
         "no notebook goes on",
         lambda: notebooks(clone),
         ready=lambda left: not left,
-        timeout_s=15,
+        timeout_s=60,
     )
 
 
@@ -112,7 +123,7 @@ def trials(testbed):
 
 
 def test_a_killed_run_does_not_mislead_the_next(testbed, clone):
-    with run(clone, testbed, "long") as killed:
+    with going(clone, testbed) as killed:
         until(killed, PODS_RUN)
         assert notebooks(clone)
         # Others are kept off while it runs.
@@ -130,7 +141,7 @@ def test_a_killed_run_does_not_mislead_the_next(testbed, clone):
 
 
 def test_an_interrupted_run_leaves_the_testbed_in_order(testbed, clone):
-    with run(clone, testbed, "long") as interrupted:
+    with going(clone, testbed) as interrupted:
         until(interrupted, PODS_RUN)
         os.killpg(interrupted.pid, signal.SIGINT)  # Ctrl-C
         code, document, err = end(interrupted)

@@ -85,6 +85,16 @@ def state(name):
     return Testbed(name).cluster.status().state
 
 
+def wait_nothing_left(name):
+    wait_until("the testbed is gone", lambda: state(name), ready="absent".__eq__, timeout_s=180)
+    wait_until(
+        "nothing of it is left",
+        lambda: list(layout.state_home().glob(f".{name}*")),
+        ready=lambda left: not left,
+        timeout_s=120,
+    )
+
+
 def test_the_sample_holds_on_a_testbed_that_is_up(testbed, tmp_path):
     sample(tmp_path)
     (tmp_path / "test_marked.py").write_text(MARKED)
@@ -93,9 +103,12 @@ def test_the_sample_holds_on_a_testbed_that_is_up(testbed, tmp_path):
     assert "2 passed, 1 skipped" in done.stdout
     assert "t4:1 on a node is asked for" in done.stdout
     assert state(testbed.name) == "up"  # it was there before
-    left = [n["metadata"]["name"] for n in testbed.kube.list("v1", "Namespace")]
-    pods = [n for n in left if n.startswith("test-") and testbed.kube.list("v1", "Pod", n)]
-    assert pods == []
+
+    def pods():
+        found = testbed.kube.list("v1", "Pod")
+        return [pod for pod in found if pod["metadata"]["namespace"].startswith("test-")]
+
+    wait_until("its pods are gone", pods, ready=lambda found: not found, timeout_s=120)
 
 
 def test_the_sample_fails_without_the_limiter(testbed, tmp_path):
@@ -130,8 +143,7 @@ def test_workers_share_a_testbed_that_goes_with_the_session(tmp_path):
     assert "2 passed" in text
     assert (tmp_path / "one.uid").read_text() == (tmp_path / "other.uid").read_text()
     name = f"pytest-{started.pid}"
-    assert state(name) == "absent"
-    assert list(layout.state_home().glob(f".{name}*")) == []
+    wait_nothing_left(name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -155,16 +167,10 @@ def test_an_interrupted_session_leaves_nothing(tmp_path, number):
         wait_until("the test runs", told, ready=bool, timeout_s=300)
         assert state(name) == "up"
         started.send_signal(number)
-        code = started.wait(120)
+        code = started.wait(240)
     finally:
         started.kill()
         started.wait()
     assert code == (2 if number == signal.SIGINT else -signal.SIGKILL)
     # Where pytest was killed, the one that held the testbed for it takes it down.
-    wait_until("the testbed is gone", lambda: state(name), ready="absent".__eq__, timeout_s=120)
-    wait_until(
-        "nothing of it is left",
-        lambda: list(layout.state_home().glob(f".{name}*")),
-        ready=lambda left: not left,
-        timeout_s=30,
-    )
+    wait_nothing_left(name)
