@@ -163,7 +163,7 @@ def status_text(status: ClusterStatus) -> str:
         columns(("NODE", "STATUS", "ADDRESS", "CARDS"), rows),
     ]
     lines += [f"problem: {problem}" for problem in status.problems]
-    lines += [f"note: {note}" for note in status.notes]
+    lines += [f"note: {note}" for note in (*status.notes, *status.reach)]
     if status.state == "broken":
         named = "" if status.name == DEFAULT_NAME else f" --name {status.name}"
         lines.append(

@@ -104,7 +104,7 @@ def run(
             use.note(temporary=not stays)
             try:
                 with kept(testbed, lambda: folder / "bundle"):
-                    _ready(testbed, before, wish, default, progress)
+                    _ready(testbed, before, wish, default, progress, stays=stays)
                     _check_cards(testbed, cases, needed)
                     report = run_cases(
                         cases,
@@ -145,12 +145,15 @@ def _ready(
     wish: ClusterSpec | None,
     default: ClusterSpec,
     progress: ConsoleProgress,
+    *,
+    stays: bool,
 ) -> None:
     """Have the testbed up, with this tree's stack."""
     if wish is not None and before == "up":
         testbed.up(wish, progress)  # refuses other cards than it has
     testbed.ensure(wish or (default if before == "absent" else None), progress)
-    for note in testbed.cluster.status().notes:
+    status = testbed.cluster.status()
+    for note in (*status.notes, *(status.reach if stays else ())):
         print(f"note: {note}", file=sys.stderr, flush=True)
 
 

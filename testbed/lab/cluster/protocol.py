@@ -68,6 +68,8 @@ class ClusterStatus:
     problems: tuple[str, ...] = field(default=())
     #: What is no problem, and good to know.
     notes: tuple[str, ...] = ()
+    #: How other programs reach it: of use for one that stays up.
+    reach: tuple[str, ...] = ()
     #: Whether pods may run as other users than 0, and with an fsGroup.
     id_range: bool = True
 

@@ -36,6 +36,7 @@ class FakeTestbed:
             state=self.state,
             nodes=nodes if self.state == "up" else (),
             notes=("a note",),
+            reach=("how to reach it",),
             problems=("a problem",),
         )
 
@@ -104,12 +105,14 @@ def test_a_testbed_that_was_not_there_goes_again(world, tmp_path):
     assert found.did() == ["ensure", "down"] and found.temporary is True
     assert found.ran == ["co_location/a100-example"]
     assert "note: a note" in done.stderr
+    assert "reach" not in done.stderr, "of no use for what goes with the run"
 
 
 @pytest.mark.parametrize(("state", "options"), [("up", ()), ("absent", ("--keep",))])
 def test_a_testbed_that_stays(world, tmp_path, state, options):
     found = world(state=state)
-    assert call(tmp_path, "co_location/a100-example", *options).exit_code == 0
+    done = call(tmp_path, "co_location/a100-example", *options)
+    assert done.exit_code == 0 and "note: how to reach it" in done.stderr
     assert "down" not in found.did() and found.temporary is False
 
 

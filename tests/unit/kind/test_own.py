@@ -57,6 +57,32 @@ def test_state_below_run_is_seen_all_the_same(tmp_path):
     assert found.index(f"mount -n --rbind {kept} /run/user/1/state/vgpu") > covers
 
 
+def test_a_socket_has_a_name_that_the_kernel_takes(tmp_path, monkeypatch):
+    """In the state folder; below /run where that has too long a name, whatever its letters."""
+    monkeypatch.setattr(places, "SOCKETS", tmp_path)
+    fits = Path("/" + "s" * (107 - len("//docker.sock")))
+    assert place(tmp_path, "docker", folder=fits).socket == fits / "docker.sock"
+    assert len(str(fits / "docker.sock")) == 107
+    for folder in (Path(f"{fits}s"), tmp_path / ("ü" * 50)):
+        here = place(tmp_path, "docker", folder=folder, token="0123")
+        assert here.socket == tmp_path / "vgpu-testbed-0123/docker.sock"
+        assert own.engine(here).environ()["DOCKER_HOST"] == f"unix://{here.socket}"
+        assert here.socket.parent in here.seen()
+        assert not place(tmp_path, "podman", folder=folder).apart()
+
+
+def test_sockets_of_an_engine_are_private_and_go_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "SOCKETS", tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    here = place(tmp_path, "docker", folder=tmp_path / ("s" * 107), token="no-such-token")
+    places.write(here)
+    assert here.socket.parent.stat().st_mode & 0o777 == 0o700
+    daemon = json.loads((here.folder / "daemon.json").read_text())
+    assert daemon["hosts"] == [f"unix://{here.socket}"]
+    own.stop("no-such-token", None)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def test_the_relay_leads_to_the_same_port_inside(tmp_path):
     services = {each.name: each for each in places.plan(place(tmp_path, "docker")).services}
     assert services["relay"].argv[-3:] == ("{listen}", "127.0.0.1", "6443")

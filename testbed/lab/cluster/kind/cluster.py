@@ -151,6 +151,7 @@ class KindCluster:
             nodes=nodes,
             problems=tuple(problems),
             notes=self._notes(record),
+            reach=self._reach(record),
         )
 
     def kubeconfig(self) -> Path:
@@ -317,21 +318,20 @@ class KindCluster:
 
     def _notes(self, record: Record) -> tuple[str, ...]:
         notes = list(record.told)
-        if record.own and own.init_of(record.token) is not None:
-            words = " ".join(
-                f"{key}={shlex.quote(value)}"
-                for key, value in record.reached().environment.items()
-                if key == "DOCKER_HOST"
-            )
-            notes.append(
-                f"it runs in an own {record.engine.capitalize()}, which goes with it"
-                + (f"; for docker and kind: export {words}" if words else "")
-            )
         if record.driver not in ("", self._parts.driver()):
             notes.append(
                 "its cards' driver is of other sources: `testbed down`, then up, makes it anew"
             )
         return tuple(notes)
+
+    def _reach(self, record: Record) -> tuple[str, ...]:
+        if not record.own or own.init_of(record.token) is None:
+            return ()
+        host = record.environment.get("DOCKER_HOST", "")
+        return (
+            f"it runs in an own {record.engine.capitalize()}, which goes with it"
+            + (f"; for docker and kind: export DOCKER_HOST={shlex.quote(host)}" if host else ""),
+        )
 
 
 def _address(item: dict[str, object]) -> str:

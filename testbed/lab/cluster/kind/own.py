@@ -2,7 +2,8 @@
 
 Its network (forwarding, bridges, packet filter), its mounts and its processes are seen
 by nobody else and go with its pid 1, which is the process cluster's supervisor. Docker
-is reached by a socket in the state folder; Podman has no daemon and is called inside.
+is reached by a socket in the state folder (or in one of its own, where that would have too
+long a name); Podman has no daemon and is called inside.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from typing import Any
 
 from testbed.errors import ClusterError
 from testbed.lab.cluster.kind.engine import Engine
-from testbed.lab.cluster.kind.place import CGROUPS, CONTAINERD_LOG, Place, cgroup_of, write
+from testbed.lab.cluster.kind.place import (
+    CGROUPS,
+    CONTAINERD_LOG,
+    Place,
+    cgroup_of,
+    sockets_of,
+    write,
+)
 from testbed.lab.cluster.process import launch, processes
 from testbed.lab.cluster.process.watch import tail
 
@@ -102,7 +110,7 @@ def init_of(token: str) -> processes.Process | None:
 
 
 def stop(token: str, data: Path | None) -> None:
-    """End an engine with all it runs, and remove its images and groups.
+    """End an engine with all it runs, and remove its images, groups and sockets.
 
     Raises:
         ClusterError: a process does not end.
@@ -116,6 +124,7 @@ def stop(token: str, data: Path | None) -> None:
             hint="run `testbed down` again; a process in the kernel may need a moment",
         )
     remove_groups(cgroup_of(token))
+    shutil.rmtree(sockets_of(token), ignore_errors=True)
     if data is not None and data.exists():
         shutil.rmtree(data, ignore_errors=True)
         if data.exists():

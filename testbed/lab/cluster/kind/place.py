@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,10 @@ from testbed.lab.cluster.process import launch
 from testbed.lab.cluster.process.plan import Plan, Service, Step, step, tmpfs
 
 CGROUPS = Path("/sys/fs/cgroup")
+#: Where sockets are whose names would be too long in a testbed's state.
+SOCKETS = Path("/run")
+#: Bytes that the kernel keeps for a socket's name, without the zero at its end (unix(7)).
+_NAME_BYTES = 107
 _CONTAINERD = "/run/docker/containerd/containerd.sock"
 #: `testbed logs containerd` is that of the nodes.
 CONTAINERD_LOG = "docker-containerd.log"
@@ -37,7 +42,10 @@ class Place:
 
     @property
     def socket(self) -> Path:
-        return self.folder / "docker.sock"
+        """Where Docker is reached: in the state folder, unless the name would be too long."""
+        near = self.folder / "docker.sock"
+        short = len(os.fsencode(near)) <= _NAME_BYTES
+        return near if short else sockets_of(self.token) / near.name
 
     @property
     def log(self) -> Path:
@@ -50,7 +58,13 @@ class Place:
 
     def seen(self) -> tuple[Path, ...]:
         """Return the folders that the engine must see where the host sees them."""
-        return (self.folder.parent, self.data, cache.root())
+        return (self.folder.parent, self.data, cache.root(), *self.apart())
+
+    def apart(self) -> tuple[Path, ...]:
+        """Return the socket's folder where it is not in the state."""
+        if self.programs.program != "docker" or self.socket.parent == self.folder:
+            return ()
+        return (self.socket.parent,)
 
     @property
     def cgroup(self) -> str:
@@ -60,6 +74,11 @@ class Place:
 def cgroup_of(token: str) -> str:
     """Return the group below which an engine's containers are, on the host."""
     return f"vgpu-testbed-{token}"
+
+
+def sockets_of(token: str) -> Path:
+    """Return the private folder of sockets that are not in an engine's state."""
+    return SOCKETS / f"vgpu-testbed-{token}"
 
 
 def write(place: Place) -> Path:
@@ -72,6 +91,8 @@ def write(place: Place) -> Path:
         place.data,
     ):
         folder.mkdir(parents=True, exist_ok=True)
+    for folder in place.apart():
+        folder.mkdir(mode=0o700)
     launch.copy_programs(place.folder)
     (place.folder / "front.conf").write_text(_front(place))
     # Podman takes no image without one, and images come from our own archives.
