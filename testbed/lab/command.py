@@ -8,8 +8,9 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from testbed.errors import FULL_HINT, MissingTool, TestbedError
 
@@ -42,33 +43,33 @@ def run(
         MissingTool: there is no such program.
         TestbedError: it failed or took too long; with the end of its output.
     """
-    try:
-        process = subprocess.Popen(
-            [str(a) for a in arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd=cwd,
-            env=None if environ is None else dict(environ),
-            text=True,
-            errors="replace",
-            start_new_session=True,  # so that its children can be killed with it
-        )
-    except OSError as error:
-        raise MissingTool(what, why=f"cannot start {arguments[0]}: {error}", hint=hint) from error
-    assert process.stdout is not None
+    process: subprocess.Popen[str] | None = None
     expired = threading.Event()
 
     def expire() -> None:
         expired.set()
-        _kill_group(process.pid)
+        if process is not None:
+            _kill_group(process.pid)
 
     timer = threading.Timer(timeout_s, expire)
     timer.daemon = True
-    timer.start()
     lines: list[str] = []
     tail: deque[str] = deque(maxlen=_TAIL)
     try:
+        with uninterrupted():
+            process = subprocess.Popen(
+                [str(a) for a in arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env=None if environ is None else dict(environ),
+                text=True,
+                errors="replace",
+                start_new_session=True,  # so that its children can be killed with it
+            )
+        timer.start()
+        assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             if line.strip():
@@ -76,13 +77,19 @@ def run(
                 if tell is not None:
                     tell(line.strip())
         code = process.wait()
+    except OSError as error:
+        if process is not None:
+            raise
+        raise MissingTool(what, why=f"cannot start {arguments[0]}: {error}", hint=hint) from error
     finally:
         timer.cancel()
-        # Before the wait the leader is at worst a zombie, so its number is still ours.
-        if process.returncode is None:
-            _kill_group(process.pid)
-            process.wait()
-        process.stdout.close()
+        if process is not None:
+            # Before the wait the leader is at worst a zombie, so its number is still ours.
+            if process.returncode is None:
+                _kill_group(process.pid)
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
     if expired.is_set():
         raise TestbedError(
             what, why=f"no end within {timeout_s:g} s\n" + "\n".join(tail), hint=hint
@@ -93,6 +100,30 @@ def run(
             hint = FULL_HINT
         raise TestbedError(what, why=why, hint=hint)
     return "".join(lines)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let what would end us by an exception come after the body, which starts a program.
+
+    A program begins to run before ``Popen`` has returned; an exception raised in
+    between would leave it running, and nobody would know its number.
+    """
+    came: list[int] = []
+    before: dict[signal.Signals, Callable[[int, FrameType | None], object]] = {}
+    if threading.current_thread() is threading.main_thread():  # handlers are its affair
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(each)
+            if callable(handler):
+                before[each] = handler
+                signal.signal(each, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 def _kill_group(pid: int) -> None:

@@ -19,6 +19,7 @@ from testbed.card import driver_root
 from testbed.card.spec import CardSpec
 from testbed.errors import InputError, MissingTool
 from testbed.lab.cluster.protocol import Progress
+from testbed.lab.command import uninterrupted
 from testbed.lab.images import pytorch
 from testbed.native import artifacts, card
 from testbed.native.region import Policy, RegionConstant, RegionDevice, make_region
@@ -154,7 +155,8 @@ def run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     }
     process: subprocess.Popen[bytes] | None = None
     try:
-        process = subprocess.Popen([program, *command[1:]], env=dict(environ))
+        with uninterrupted():
+            process = subprocess.Popen([program, *command[1:]], env=dict(environ))
         code = process.wait()
     except BaseException:  # SIGTERM or SIGHUP of our own
         if process is not None:

@@ -30,6 +30,7 @@ import yaml
 
 from testbed.errors import InputError, TestbedError
 from testbed.lab import cache, use
+from testbed.lab.command import uninterrupted
 from testbed.lab.report.files import write_all
 from testbed.lab.scenario.cases import Case, checked_parameters, load_parameters, load_question
 from testbed.lab.scenario.failure import last_error
@@ -214,16 +215,24 @@ def _papermill(
             "MPLCONFIGDIR": str(cache.root() / "matplotlib"),
         }
         with (folder / "papermill.log").open("w") as log, _tail(folder / "progress.log", show):
-            process = subprocess.Popen(
-                argv,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=env,
-                cwd=notebook.parent,
-                start_new_session=True,
-            )
-            code, timed_out = _follow(process, timeout_seconds, show)
+            process: subprocess.Popen[str] | None = None
+            try:
+                with uninterrupted():
+                    process = subprocess.Popen(
+                        argv,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        env=env,
+                        cwd=notebook.parent,
+                        start_new_session=True,
+                    )
+                code, timed_out = _follow(process, timeout_seconds, show)
+            except BaseException:
+                # Ctrl-C reaches only us: the notebook runs in a session of its own.
+                if process is not None and process.returncode is None:
+                    _end(process)
+                raise
     if timed_out:
         return f"no verdict within {timeout_seconds:.0f} s", code
     if code:
@@ -251,11 +260,9 @@ def _follow(
     except subprocess.TimeoutExpired:
         _end(process)
         return process.wait(), True
-    except BaseException:
-        # Ctrl-C reaches only us: the notebook runs in a session of its own.
-        _end(process)
-        raise
     finally:
+        if process.returncode is None:
+            _end(process)  # whose pipe the thread reads
         thread.join(5)  # a kernel that outlives papermill may keep the pipe open a moment
         if not thread.is_alive():
             stream.close()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testbed.errors import FULL_HINT, MissingTool, TestbedError
-from testbed.lab import command
+from testbed.lab import command, shell
 
 
 def test_output_and_lines() -> None:
@@ -50,6 +54,53 @@ def test_too_slow_means_killed_with_its_children(tmp_path: Path) -> None:
         command.run(["sh", "-c", script], what="cannot wait", timeout_s=0.5)
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}/exe").exists(), "dead, at most not yet reaped"
+
+
+@pytest.fixture
+def struck(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Every program runs when the signal comes, and ``Popen`` has not yet returned."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(request.param, end)
+    made: list[subprocess.Popen[str]] = []
+
+    class Struck(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+            signal.raise_signal(request.param)
+
+    monkeypatch.setattr(subprocess, "Popen", Struck)
+    yield made
+    signal.signal(request.param, before)
+    for process in made:
+        if process.returncode is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("struck", [signal.SIGINT, signal.SIGTERM], indirect=True)
+def test_an_interruption_of_the_start_kills_the_program(
+    struck: list[subprocess.Popen[str]],
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        command.run(["sleep", "1000"], what="cannot wait", timeout_s=60)
+    (process,) = struck
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("struck", [signal.SIGTERM], indirect=True)
+def test_a_session_that_is_ended_as_its_command_starts_ends_it(
+    struck: list[subprocess.Popen[str]],
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        shell.run(["sleep", "1000"], os.environ)
+    (process,) = struck
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_an_interruption_kills_the_program(tmp_path: Path) -> None:
