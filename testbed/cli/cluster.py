@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,9 +78,30 @@ def up(
             found = testbed.up(spec, progress, prepared=prepared)
             use.note(temporary=False)
             if not bare:
-                wanted = choice(values, settings, testbed)
-                testbed.deploy(progress, prepared=prepared, values=wanted)
+                with _interruption_told(name):
+                    wanted = choice(values, settings, testbed)
+                    testbed.deploy(progress, prepared=prepared, values=wanted)
         emit(found, status_text(found), chosen)
+
+
+@contextlib.contextmanager
+def _interruption_told(name: str) -> Iterator[None]:
+    """Say what is there where somebody ends the deployment on a cluster that is up."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        named = _named(name)
+        print(
+            f"testbed {name} is up, its stack is not deployed to the end: testbed up{named}, with"
+            f" the same options, goes on; testbed down{named} clears it",
+            file=sys.stderr,
+        )
+        raise
+
+
+def _named(name: str) -> str:
+    """Return the option that names a testbed, where it needs one."""
+    return "" if name == DEFAULT_NAME else f" --name {name}"
 
 
 def _dry_run(
@@ -126,7 +150,7 @@ def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
     with errors_as_exit_codes(chosen):
         from testbed.lab.testbed import Testbed, checked_name
 
-        found = Testbed(checked_name(name)).cluster.status()
+        found = Testbed(checked_name(name)).status()
         others = _others(name) if found.state == "absent" else ""
         emit(found, status_text(found) + others, chosen)
         if found.state != "up":
@@ -151,8 +175,7 @@ def status_text(status: ClusterStatus) -> str:
     from testbed.lab.report.table import columns
 
     if status.state == "absent":
-        named = "" if status.name == DEFAULT_NAME else f" --name {status.name}"
-        return f"testbed {status.name} is not up   (testbed up{named})"
+        return f"testbed {status.name} is not up   (testbed up{_named(status.name)})"
     rows = [
         (node.name, "Ready" if node.ready else "NotReady", node.address, _cards(node))
         for node in status.nodes
@@ -165,14 +188,13 @@ def status_text(status: ClusterStatus) -> str:
     lines += [f"problem: {problem}" for problem in status.problems]
     lines += [f"note: {note}" for note in (*status.notes, *status.reach)]
     if status.state == "broken":
-        named = "" if status.name == DEFAULT_NAME else f" --name {status.name}"
+        named = _named(status.name)
         lines.append(
             f"testbed up{named}, with the same options, mends it or makes it anew;"
             f" testbed down{named} clears it"
         )
     elif status.kubeconfig:
-        named = "" if status.name == DEFAULT_NAME else f"--name {status.name} "
-        lines.append(f"testbed kubectl {named}get pods -A")
+        lines.append(f"testbed kubectl{_named(status.name)} get pods -A")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -295,6 +296,21 @@ class Testbed:
                 why=str(error),
                 hint="deploy the stack again with `testbed deploy`",
             ) from error
+
+    def status(self) -> ClusterStatus:
+        """Return the cluster's status; a note tells where the stack is not on it."""
+        found = self.cluster.status()
+        if found.state != "up":
+            return found
+        try:
+            deployed = self.info() is not None
+        except TestbedError:  # what is deployed cannot be read, or it was taken down meanwhile
+            return found
+        if deployed:
+            return found
+        named = "" if self.name == DEFAULT_NAME else f" --name {self.name}"
+        note = f"the sharing stack is not deployed, or not to the end: testbed deploy{named}"
+        return dataclasses.replace(found, notes=(*found.notes, note))
 
     def down(self, progress: Progress) -> None:
         """Take everything down."""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from testbed.cli.cluster import status_text
+from testbed.cli.main import app
+from testbed.lab import images
 from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
+from testbed.lab.testbed import Testbed
 
 
 def status(state: str, name: str = "x") -> ClusterStatus:
@@ -18,6 +23,28 @@ def status(state: str, name: str = "x") -> ClusterStatus:
         nodes=(node,),
         problems=() if state == "up" else ("its own docker has ended",),
     )
+
+
+def test_an_interrupted_deployment_says_what_is_there(monkeypatch, tmp_path):
+    """Of a cluster that never came up there is nothing to say: it is gone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(images, "prepare", lambda progress: ())
+    monkeypatch.setattr(Testbed, "check", lambda self, spec, **options: None)
+    monkeypatch.setattr(Testbed, "chosen", lambda self: None)
+
+    def interrupted(self, *arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Testbed, "up", lambda self, *a, **k: status("up"))
+    monkeypatch.setattr(Testbed, "deploy", interrupted)
+    done = CliRunner().invoke(app, ["up", "--name", "x"])
+    assert done.exit_code == 2
+    assert "testbed x is up, its stack is not" in done.stderr
+    assert "testbed up --name x, with" in done.stderr
+    assert "testbed down --name x clears it" in done.stderr
+    monkeypatch.setattr(Testbed, "up", interrupted)
+    done = CliRunner().invoke(app, ["up", "--name", "x"])
+    assert (done.exit_code, done.stderr) == (2, "interrupted\n")
 
 
 def test_one_that_is_up_is_used():

@@ -74,6 +74,16 @@ def world(monkeypatch):
     return build
 
 
+def test_its_status_tells_where_the_stack_is_not(world):
+    """As after an ``up`` that was killed while it deployed."""
+    found = world("up")
+    (note,) = found.status().notes
+    assert "not deployed" in note and "testbed deploy --name t" in note
+    found.ensure(None, QUIET)
+    assert found.status().notes == ()
+    assert world("absent").status() == world("absent").cluster.status()
+
+
 def test_a_new_testbed_makes_its_images_once(world):
     found = world("absent")
     spec = ClusterSpec(nodes=2)
