@@ -10,10 +10,13 @@ import re
 import stat
 import subprocess
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from testbed.card import profiles
 from testbed.lab.images import ldcache, pytorch, venv
@@ -440,6 +443,21 @@ def test_the_environment_sees_no_package_of_the_host(environment: Path) -> None:
     )  # fmt: skip
     folders = [p for p in done.stdout.split("\n") if "packages" in p]
     assert folders == [str(p) for p in environment.glob("lib/python3.*/site-packages")]
+
+
+def test_the_packages_agree_with_each_other(environment: Path) -> None:
+    """The lock file is installed without a resolver: what is there must be what was asked."""
+    (folder,) = environment.glob("lib/python3.*/site-packages")
+    there = {canonicalize_name(d.name): d for d in distributions(path=[str(folder)])}
+    asked = [(name, Requirement(r)) for name, d in there.items() for r in d.requires or ()]
+    wrong = [
+        f"{name}: {need}, not {there[of].version}"
+        for name, need in asked
+        if (of := canonicalize_name(need.name)) in there
+        and (need.marker is None or need.marker.evaluate({"extra": ""}))
+        and not need.specifier.contains(there[of].version)
+    ]
+    assert {"torch", "sympy", "mpmath"} <= there.keys() and wrong == []
 
 
 #: What a container sees, without one: the folders at their places, and no variables.
