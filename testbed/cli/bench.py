@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed.cli.options import Json, Output, complete_cards, format_of
+from testbed.cli.bench_figures import medians, table
+from testbed.cli.options import Json, Output, complete_profile, format_of
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ app = typer.Typer(
 def card(
     profile: Annotated[
         str,
-        typer.Option("--card", help="Which card is emulated.", autocompletion=complete_cards),
+        typer.Option("--card", help="Which card is emulated.", autocompletion=complete_profile),
     ] = "a100-80gb",
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, max=100, help="Starts of PyTorch that count.")
@@ -49,7 +50,7 @@ def card(
         found = measure(
             ConsoleProgress(), profile=profile, repeat=repeat, seconds=seconds, with_torch=torch
         )
-        emit(document(found), table(found), chosen)
+        emit(document(found), text(found), chosen)
         if check and not found.held:
             raise typer.Exit(1)
 
@@ -57,18 +58,7 @@ def card(
 def document(bench: CardBench) -> dict[str, Any]:
     """Return what ``-o json`` prints: the medians by key, then where they come from."""
     return {
-        **{figure.key: figure.value for figure in bench.figures},
-        "figures": [
-            {
-                "key": figure.key,
-                "text": figure.text,
-                "aim": figure.aim,
-                "held": figure.held,
-                "spread": figure.spread,
-                "reason": figure.reason,
-            }
-            for figure in bench.figures
-        ],
+        **medians(bench.figures),
         "alloc_free_us_by_bytes": {str(k): v for k, v in bench.allocations.items()},
         "card": bench.profile,
         "held": bench.held,
@@ -76,29 +66,6 @@ def document(bench: CardBench) -> dict[str, Any]:
     }
 
 
-def table(bench: CardBench) -> str:
+def text(bench: CardBench) -> str:
     """Return the measurements for people."""
-    from testbed.lab.report.table import columns
-
-    rows = []
-    for figure in bench.figures:
-        mark = {True: "✓", False: "✗", None: "-"}[figure.held]
-        unit = figure.key.rpartition("_")[2].replace("us", "µs").replace("pct", "%")
-        if figure.spread is None:
-            rows.append((mark, figure.text, "-", f"{figure.aim:g} {unit}", figure.reason))
-            continue
-        found = figure.spread
-        between = f"{found.low:.3g} to {found.high:.3g} of {found.repeats}"
-        if found.repeats == 1:
-            between = ""
-        rows.append(
-            (mark, figure.text, f"{found.median:.3g} {unit}", f"{figure.aim:g} {unit}", between)
-        )
-    where = bench.environment
-    lines = [
-        columns(("", "FIGURE", "MEDIAN", "AIM", "SPREAD"), rows),
-        f"{bench.profile} on {where.cpu}, {where.cores} cores, load {where.load_before:.1f}",
-    ]
-    if where.busy:
-        lines.append("other processes were busy meanwhile: quiet the machine for true figures")
-    return "\n".join(lines)
+    return table(bench.figures, bench.profile, bench.environment)

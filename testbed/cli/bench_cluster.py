@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from testbed.cli.bench_figures import medians, table
 from testbed.cli.options import (
     CARDS_HELP,
     DEFAULT_CARDS,
@@ -55,7 +56,7 @@ def cluster(
             spec=cluster_spec(cards, nodes),
             repeat=repeat,
         )
-        emit(document(found), table(found), chosen)
+        emit(document(found), text(found), chosen)
         if check and not found.held:
             raise typer.Exit(1)
 
@@ -63,49 +64,13 @@ def cluster(
 def document(bench: ClusterBench) -> dict[str, Any]:
     """Return what ``-o json`` prints: the medians by provider and key, then their spread."""
     return {
-        bench.provider: {
-            **{figure.key: figure.value for figure in bench.figures},
-            "nodes": bench.nodes,
-            "figures": [
-                {
-                    "key": figure.key,
-                    "text": figure.text,
-                    "aim": figure.aim,
-                    "held": figure.held,
-                    "spread": figure.spread,
-                }
-                for figure in bench.figures
-            ],
-        },
+        bench.provider: {**medians(bench.figures), "nodes": bench.nodes},
         "held": bench.held,
         "environment": bench.environment,
     }
 
 
-def table(bench: ClusterBench) -> str:
+def text(bench: ClusterBench) -> str:
     """Return the measurements for people."""
-    from testbed.lab.report.table import columns
-
-    rows = []
-    for figure in bench.figures:
-        assert figure.spread is not None
-        between = f"{figure.spread.low:.1f} to {figure.spread.high:.1f} of {figure.spread.repeats}"
-        rows.append(
-            (
-                {True: "✓", False: "✗", None: " "}[figure.held],
-                figure.text,
-                f"{figure.spread.median:.1f} s",
-                "-" if figure.aim is None else f"{figure.aim:g} s",
-                between if figure.spread.repeats > 1 else "",
-            )
-        )
-    where = bench.environment
     count = "1 node" if bench.nodes == 1 else f"{bench.nodes} nodes"
-    lines = [
-        columns(("", "FIGURE", "MEDIAN", "AIM", "SPREAD"), rows),
-        f"{bench.provider}, {count}, on {where.cpu}, {where.cores} cores, "
-        f"load {where.load_before:.1f}",
-    ]
-    if where.busy:
-        lines.append("other processes were busy meanwhile: quiet the machine for true figures")
-    return "\n".join(lines)
+    return table(bench.figures, f"{bench.provider}, {count},", bench.environment)

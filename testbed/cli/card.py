@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from testbed.cli.options import DEFAULT_CARDS, Json, Output, complete_cards, format_of
+from testbed.cli.options import (
+    DEFAULT_CARDS,
+    Json,
+    Output,
+    complete_emulated,
+    complete_profile,
+    format_of,
+)
 from testbed.cli.output import Format, emit, errors_as_exit_codes
 
 if TYPE_CHECKING:
@@ -37,7 +44,7 @@ def shell(
             "--card",
             "--cards",
             help="PROFILE[:COUNT][,…]; `testbed card ls` lists them.",
-            autocompletion=complete_cards,
+            autocompletion=complete_emulated,
         ),
     ] = DEFAULT_CARDS,
     gpumem: Annotated[
@@ -106,7 +113,7 @@ def list_cards(output: Output = Format.table, as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="CARD", autocompletion=complete_cards)],
+    name: Annotated[str, typer.Argument(metavar="CARD", autocompletion=complete_profile)],
     output: Output = Format.table,
     as_json: Json = False,
 ) -> None:

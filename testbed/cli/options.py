@@ -7,6 +7,7 @@ completes a word or shows its help must be there at once.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -33,13 +34,31 @@ def complete_name(incomplete: str) -> list[str]:
 
 
 def complete_cards(incomplete: str) -> list[str]:
-    """Return the cards that can go on what is written so far."""
-    from testbed.card.profiles import PROFILES
+    """Return the cards of a cluster that can go on what is written so far."""
     from testbed.card.spec import REAL
 
-    cut = max(incomplete.rfind(","), incomplete.rfind(";")) + 1
-    head, word = incomplete[:cut], incomplete[cut:]
-    return [head + name for name in sorted((*PROFILES, REAL)) if name.startswith(word)]
+    return sorted([*complete_emulated(incomplete), *_going_on(incomplete, (REAL,))])
+
+
+def complete_emulated(incomplete: str) -> list[str]:
+    """Return the emulated cards that can go on what is written so far."""
+    from testbed.card.profiles import PROFILES
+
+    return _going_on(incomplete, sorted(PROFILES))
+
+
+def complete_profile(incomplete: str) -> list[str]:
+    """Return the emulated cards whose name begins so, where one is named."""
+    from testbed.card.profiles import PROFILES
+
+    return [name for name in sorted(PROFILES) if name.startswith(incomplete)]
+
+
+def _going_on(written: str, names: Iterable[str]) -> list[str]:
+    """Return a list of cards with each name that its last, unfinished word can become."""
+    cut = max(written.rfind(","), written.rfind(";")) + 1
+    head, word = written[:cut], written[cut:]
+    return [head + name for name in names if name.startswith(word)]
 
 
 def complete_case(incomplete: str) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from testbed.cli.bench import document, table
+from testbed.cli.bench import document, text
 from testbed.errors import TestbedError
 from testbed.lab.bench import card
 from testbed.lab.bench.figures import Environment, Figure, spread
@@ -86,7 +86,7 @@ def test_document_begins_with_the_medians() -> None:
 
 
 def test_table() -> None:
-    text = table(bench(figure(1.234, 1.0, 9.0), figure(reason="no PyTorch")))
-    assert "✓" in text and "1.23 µs" in text and "1 to 9 of 3" in text
-    assert "no PyTorch" in text
-    assert "busy" not in text
+    shown = text(bench(figure(1.234, 1.0, 9.0), figure(reason="no PyTorch")))
+    assert "✓" in shown and "1.23 µs" in shown and "1 to 9 of 3" in shown
+    assert "no PyTorch" in shown
+    assert "busy" not in shown

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from testbed.cli.bench_cluster import document, table
+from testbed.cli.bench_cluster import document, text
 from testbed.cli.main import app
 from testbed.errors import ClusterError
 from testbed.lab.bench import cluster as bench
@@ -86,7 +86,9 @@ def test_medians_of_all_rounds(world):
     assert result.held
     shown = json.loads(json.dumps(document(result), default=str))
     assert [shown["process"][key] for key in KEYS] == [6, 3, 0.5, 1]
-    assert "✓   from nothing to all nodes Ready" in table(result)
+    assert "✓   from nothing to all nodes Ready" in text(result)
+    assert "6 s      10 s   4 to 8 of 3" in text(result)
+    assert "process, 2 nodes, on " in text(result)
 
 
 @pytest.mark.parametrize(("provider", "aim"), [("process", 10.0), ("kind", 30.0)])

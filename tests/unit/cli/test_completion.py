@@ -40,6 +40,10 @@ def completed(words, tmp_path):
         ("expl", ["explain"]),
         ("run co_location/a100-e", ["co_location/a100-example"]),
         ("card show a100-8", ["a100-80gb"]),
+        ("card shell --cards t4,n", []),  # no real card without a cluster
+        ("card shell --cards t4,l", ["t4,l40s"]),
+        ("bench card --card n", []),
+        ("up --cards t4,n", ["t4,nvidia"]),
         ("up --cards a100-80gb:2,a100-4", ["a100-80gb:2,a100-40gb"]),
         ("up --cards a100-80gb;a100-4", ["a100-80gb;a100-40gb"]),
         ("status --name mi", ["mine"]),
