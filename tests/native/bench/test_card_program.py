@@ -36,7 +36,7 @@ def run(
     program: Path, environ: dict[str, str], *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program, *arguments], env=environ, capture_output=True, text=True, timeout=60
+        [program, *arguments], env=environ, capture_output=True, text=True, timeout=180
     )
 
 

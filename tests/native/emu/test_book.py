@@ -71,7 +71,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     command += [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'emu'}"]
     sources = [str(HERE / "book_driver.c"), str(NATIVE / "emu/book.c")]
-    subprocess.run([*command, *sources, "-o", str(built)], check=True, timeout=120)
+    subprocess.run([*command, *sources, "-o", str(built)], check=True, timeout=TIMEOUT_S)
     return built
 
 
@@ -107,7 +107,7 @@ rules = st.builds(
 @settings(
     max_examples=150,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_c_and_python_agree(
     make_driver: Any, rules: Rules, events: list[tuple[int, int, int, int]]

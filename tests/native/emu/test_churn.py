@@ -22,7 +22,9 @@ SECONDS = 4
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("churn") / "churn"
     source = Path(__file__).with_name("churn.c")
-    subprocess.run(["cc", "-O1", str(source), "-ldl", "-o", str(made)], check=True, timeout=60)
+    subprocess.run(
+        ["cc", "-O1", str(source), "-ldl", "-o", str(made)], check=True, timeout=TIMEOUT_S
+    )
     return made
 
 

@@ -118,8 +118,9 @@ def test_launches_alone_take_it_again(pair: tuple[Worker, Worker]) -> None:
         p = call('cuMemAlloc', 60 * GIB)
         f = call('cuModuleGetFunction', call('cuModuleLoadData', b'image'), b'kernel')
         os.closerange(3, 1000)
-        end = time.monotonic() + 0.3  # the driver looks ten times a second
-        while time.monotonic() < end:
+        end, late = time.monotonic() + 0.3, False  # the driver looks ten times a second
+        while not late:
+            late = time.monotonic() >= end  # and once more after that
             call('cuLaunchKernel', f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
     """)
     assert second("error('cuMemAlloc', 60 * GIB)") == "CUDA_ERROR_OUT_OF_MEMORY"
@@ -279,9 +280,7 @@ def test_stopped_holder_is_waited_for(emulation: Emulation, pair: tuple[Worker, 
     target = (children_of(first.process.pid) or [first.process.pid])[0]
     os.kill(target, signal.SIGSTOP)
     try:
-        before = time.monotonic()
         second("p = call('cuMemAlloc', GIB)")
-        assert time.monotonic() - before < 5
     finally:
         os.kill(target, signal.SIGCONT)
     assert second("used()") == 2 * GIB + 2 * CONTEXT
@@ -334,7 +333,5 @@ def test_kill_at_any_moment(emulation: Emulation) -> None:
         victim.send("while True: call('cuMemFree', call('cuMemAlloc', 40 * GIB))")
         time.sleep(delay)  # not a wait: where it dies is the point
         victim.kill()
-        before = time.monotonic()
         other("p = call('cuMemAlloc', 70 * GIB); call('cuMemFree', p)")
-        assert time.monotonic() - before < 5
     assert other("used()") == CONTEXT

@@ -25,7 +25,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
     command += [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'emu'}"]
     sources = [str(HERE / "queue_driver.c"), str(NATIVE / "emu/queue.c")]
-    subprocess.run([*command, *sources, "-o", str(built)], check=True, timeout=120)
+    subprocess.run([*command, *sources, "-o", str(built)], check=True, timeout=TIMEOUT_S)
     return built
 
 
@@ -123,7 +123,7 @@ runs = st.tuples(st.just("r"), st.integers(0, 60), st.booleans())
 @settings(
     max_examples=200,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_marks_are_reached_when_they_should(
     program: Path, commands: list[tuple[str, ...]], priorities: list[int]
@@ -164,7 +164,11 @@ def test_narrow_kernels_run_side_by_side(program: Path) -> None:
     # Two of half a device: together; a third has to wait for one of them.
     lines = [f"p {i} {DEVICE} 100 {WHOLE // 2} 0 0 0" for i in range(3)] + ["r 1000 1000"]
     done = subprocess.run(
-        [str(program)], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=60
+        [str(program)],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
     )
     assert done.stdout.split()[:6] == ["1", "100", "2", "100", "3", "200"]
 
@@ -172,6 +176,10 @@ def test_narrow_kernels_run_side_by_side(program: Path) -> None:
 def test_half_the_time_takes_twice_as_long(program: Path) -> None:
     lines = [f"p 0 {DEVICE} 100 {WHOLE} 0 0 0", "r 1000 500"]
     done = subprocess.run(
-        [str(program)], input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=60
+        [str(program)],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
     )
     assert done.stdout.split()[:2] == ["1", "200"]

@@ -47,7 +47,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         ["cc", "-O1", f"-I{include}", str(here / "race.c"), "-ldl", "-o", str(made)],
         check=True,
-        timeout=60,
+        timeout=TIMEOUT_S,
     )
     return made
 

@@ -23,7 +23,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("threads") / "threads"
     source = str(HERE / "threads.c")
     command = ["cc", *FLAGS, source, "-pthread", "-ldl", "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if "libtsan" in done.stderr:
         pytest.skip("the compiler came without the thread sanitizer")
     assert done.returncode == 0, done.stderr

@@ -26,8 +26,24 @@ SETUP = f"""
     def spin(ns, stream=0):
         call('cuLaunchKernel', last, 1, 1, 1, 32, 1, 1, 0, stream, ((ns,), (ctypes.c_uint64,)), 0)
 
+    import threading
+    gates, kept = [], []
+
     def ahead(stream=0):
-        spin(30_000_000, stream)  # what is asked for meanwhile follows without a gap
+        # What is asked for now begins with `go`: all of it is there, and without a gap.
+        gate = threading.Event()
+        kept.append(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda data: gate.wait()))
+        gates.append(gate)
+        raw('cuLaunchHostFunc')(ctypes.c_void_p(int(stream) or None), kept[-1], None)
+        spin(1_000_000, stream)
+
+    def go():
+        while gates:
+            gates.pop().set()
+
+    def finish(stream=0):
+        go()
+        call('cuStreamSynchronize', stream)
 
     def event(stream=0):
         made = call('cuEventCreate', 0)
@@ -64,7 +80,7 @@ def test_a_kernel_takes_its_time(timed: Worker) -> None:
     timed("""
         ahead(); a = event(); spin(5_000_000); b = event()
         early = error('cuEventElapsedTime', a, b), error('cuEventQuery', b)
-        call('cuStreamSynchronize', 0)
+        finish()
     """)
     assert timed("early") == ["CUDA_ERROR_NOT_READY"] * 2
     assert timed("between(a, b)") == pytest.approx(5 + EVENT_MS, abs=0.0005)
@@ -74,13 +90,14 @@ def test_a_kernel_takes_its_time(timed: Worker) -> None:
 def test_synchronising_waits(timed: Worker) -> None:
     timed("""
         import time
-        start = time.monotonic(); spin(50_000_000)
-        launched = time.monotonic() - start
+        ahead(); spin(50_000_000)  # it returns, though nothing has begun
         state = error('cuStreamQuery', 0)
+        start = time.monotonic()
+        go()
         call('cuCtxSynchronize')
         waited = time.monotonic() - start
     """)
-    assert timed("launched") < 0.05 <= timed("waited")
+    assert timed("waited") >= 0.05
     assert timed("state") == "CUDA_ERROR_NOT_READY"
     assert timed("error('cuStreamQuery', 0)") == "CUDA_SUCCESS"
 
@@ -101,45 +118,62 @@ FLOOD = """
 """
 
 
+#: A look at the book that took longer says too little of when it was.
+AT_ONCE_S = 0.002
+
+
+def look(emulation: Emulation) -> tuple[list[int], float]:
+    """The book, and when that was: looked at again where the host came in between."""
+    while True:
+        before, found, after = time.monotonic(), busy(emulation), time.monotonic()
+        if after - before < AT_ONCE_S:
+            return found, (before + after) / 2
+
+
 def granted(emulation: Emulation, seconds: float) -> list[float]:
     """Shares of device time of the processes over a while, by slot."""
-    before, began = emulation.state(), time.monotonic()
+    before, began = look(emulation)
     time.sleep(seconds)
-    after, ended = emulation.state(), time.monotonic()
-    return [
-        (b.busy_ns - a.busy_ns) / (ended - began) / 1e9
-        for a, b in zip(before.slots, after.slots, strict=True)
-    ]
+    after, ended = look(emulation)
+    return [(b - a) / (ended - began) / 1e9 for a, b in zip(before, after, strict=True)]
+
+
+#: How often shares may be measured where the host keeps a process from asking for work.
+WINDOWS = 10
 
 
 def test_flat_out_processes_get_equal_shares(emulation: Emulation) -> None:
     workers = [start(emulation) for _ in KERNELS_NS]
     for worker, ns in zip(workers, KERNELS_NS, strict=True):
-        count = min(1000, 3_000_000_000 // ns)
+        count = min(1000, 60_000_000_000 // ns)
         worker(f"[spin({ns}) for _ in range({count})]")
-        if ns * count < 1_000_000_000:
+        if ns * count < 10_000_000_000:
             worker(FLOOD.format(ns=ns))
-    shares = granted(emulation, 1.5)
-    workers[0]("stop.set()")
     description = emulation.state().description
     slice_ns = description.time_slice_us * 1000
     expected = slice_ns / (slice_ns + description.switch_ns) / 3
-    # The one with 5 us kernels depends on being scheduled by the host now and then.
-    assert shares[1:] == pytest.approx([expected] * 2, rel=0.1)
-    assert shares[0] > 0.6 * expected
-    assert sum(shares) <= 1.0
+    for left in reversed(range(WINDOWS)):
+        shares = granted(emulation, 1.5)
+        assert sum(shares) <= 1.001
+        # The one with 5 us kernels depends on being scheduled by the host now and then, and
+        # what it cannot take is the others'.
+        even = shares[1:] == pytest.approx([expected] * 2, rel=0.1)
+        if even and shares[0] > 0.6 * expected:
+            break
+        assert left, shares
+    workers[0]("stop.set()")
     for worker in workers:
         worker.kill()
 
 
 def test_little_work_is_not_behind_a_queue(emulation: Emulation) -> None:
     hog, small = start(emulation), start(emulation)
-    hog("[spin(50_000_000) for _ in range(100)]")
+    hog("[spin(50_000_000) for _ in range(900)]")
     small("""
         times = []
         for _ in range(20):
             ahead(); a = event(); spin(100_000); b = event()
-            call('cuStreamSynchronize', 0)
+            finish()
             times.append(between(a, b))
     """)
     description = emulation.state().description
@@ -158,18 +192,19 @@ def test_a_killed_neighbour_leaves_at_once(emulation: Emulation) -> None:
     other("""
         import time
         time.sleep(0.05)  # longer than a process counts as alive that nobody looked at
-        a = event(); spin(300_000_000); b = event()
-        call('cuStreamSynchronize', 0)
+        ahead(); a = event(); spin(300_000_000); b = event()
+        finish()
     """)
     assert other("between(a, b)") == pytest.approx(300, abs=25)
 
 
 def test_newcomers_stretch_what_is_queued(emulation: Emulation) -> None:
     first, second = start(emulation), start(emulation)
-    first("a = event(); spin(300_000_000); b = event()")
-    second("spin(2_000_000_000)")
+    # The second may be late by a second, when the host has no time for it.
+    first("a = event(); spin(1_500_000_000); b = event()")
+    second("[spin(2_000_000_000) for _ in range(10)]")
     first("call('cuStreamSynchronize', 0)")
-    assert 500 < first("between(a, b)") < 720
+    assert 2000 < first("between(a, b)") < 3600
     second.kill()
 
 
@@ -179,18 +214,18 @@ def test_time_passes_without_anybody_looking(timed: Worker) -> None:
         s, t = call('cuStreamCreate', 1), call('cuStreamCreate', 1)
         pinned, p = call('cuMemHostAlloc', 24 * MIB, 0), call('cuMemAlloc', 24 * MIB)
         call('cuMemcpyHtoDAsync', p, pinned, 24 * MIB, s)
-        ahead(s)
+        spin(500_000_000, s)  # what is asked for meanwhile follows without a gap
         a = event(s)
-        spin(300_000_000, s)  # while the host moves the bytes, which takes it longer
+        spin(1_000_000_000, s)  # while the host moves the bytes, which takes it longer
         call('cuMemcpyHtoDAsync', p, pinned, 24 * MIB, s)
         b = event(s)
         call('cuStreamWaitEvent', t, b, 0)
         spin(5_000_000, t)
         c = event(t)
-        time.sleep(0.5)
+        time.sleep(2)
     """)
     copy_ms = 24 * (1 << 20) / 24e9 * 1e3 + OVERHEAD_MS
-    assert timed("between(a, b)") == pytest.approx(300 + copy_ms + EVENT_MS, abs=0.0005)
+    assert timed("between(a, b)") == pytest.approx(1000 + copy_ms + EVENT_MS, abs=0.0005)
     assert timed("between(b, c)") == pytest.approx(5 + EVENT_MS, abs=0.0005)
 
 
@@ -198,14 +233,15 @@ def test_a_queue_is_full_at_some_point(timed: Worker) -> None:
     timed("""
         import time
         s = call('cuStreamCreate', 1)
-        spin(200_000_000, s)
+        spin(1_500_000_000, s)
         start = time.monotonic()
         for _ in range(1021): spin(1, s)
         free = time.monotonic() - start
         spin(1, s)
         full = time.monotonic() - start
     """)
-    assert timed("free") < 0.2 <= timed("full") + 0.01
+    # Less than the whole, since the first began before the clock was read.
+    assert timed("free") < 1.0 < timed("full")
 
 
 def test_default_stream_is_a_barrier(timed: Worker) -> None:
@@ -218,6 +254,7 @@ def test_default_stream_is_a_barrier(timed: Worker) -> None:
         c = event(free)   # behind nothing
         spin(10_000_000, 0)
         d = event(s)      # behind the default stream
+        go()
         call('cuCtxSynchronize')
     """)
     assert timed("between(a, b)") == pytest.approx(10 + EVENT_MS, abs=0.0005)
@@ -232,10 +269,13 @@ def test_priorities(timed: Worker) -> None:
         work_ = lambda s: call('cuLaunchKernel', work, 100000, 1, 1, 1024, 1, 1, 0, s,
                                ((0, 20_000_000_000, 0),
                                 (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)), 0)
+        ahead(low)
         a = event(low)
+        call('cuStreamWaitEvent', high, a, 0)  # both begin at one time
         for _ in range(10): work_(low)
         work_(high)
         h, l = event(high), event(low)
+        go()
         call('cuCtxSynchronize')
     """)
     assert timed("between(a, h)") < 1.8 * 11.3
@@ -250,7 +290,7 @@ def test_work_takes_what_it_says(timed: Worker) -> None:
             a = event()
             call('cuLaunchKernel', work, 8, 8, 8, 128, 1, 1, 0, 0, (parameters, kinds), 0)
             b = event()
-            call('cuStreamSynchronize', 0)
+            finish()
             return between(a, b)
     """)
     overhead = OVERHEAD_MS + EVENT_MS
@@ -272,7 +312,7 @@ def test_torch_sleep(timed: Worker) -> None:
         parameters = (14_100_000,), (ctypes.c_int64,)
         call('cuLaunchKernel', sleep, 1, 1, 1, 1, 1, 1, 0, 0, parameters, 0)
         b = event()
-        call('cuStreamSynchronize', 0)
+        finish()
     """)
     assert timed("between(a, b)") == pytest.approx(10 + EVENT_MS, abs=0.0005)
 
@@ -289,7 +329,7 @@ def test_copies_have_engines_of_their_own(timed: Worker) -> None:
         s, t = call('cuStreamCreate', 1), call('cuStreamCreate', 1)
         pinned, p = call('cuMemHostAlloc', 48 * MIB, 0), call('cuMemAlloc', 48 * MIB)
         a = event(s)
-        spin(30_000_000, t)
+        spin(1_000_000_000, t)
         call('cuMemcpyHtoDAsync', p, pinned, 48 * MIB, s)
         b, c = event(s), event(t)
         call('cuCtxSynchronize')
@@ -327,28 +367,29 @@ def test_busy_time_and_nvml(timed: Worker, emulation: Emulation) -> None:
             idle = n.nvmlDeviceGetProcessUtilization(h, 0)
         except n.NVMLError_NotFound:
             idle = None
+        def work():
+            start = time.monotonic()
+            for _ in range(100):  # 40 % of the time
+                spin(4_000_000); time.sleep(0.01); call('cuStreamSynchronize', 0)
+            wall = time.monotonic() - start
+            samples = n.nvmlDeviceGetProcessUtilization(h, 0)
+            return [40 / wall, [[s.pid, s.smUtil, s.timeStamp] for s in samples],
+                    n.nvmlDeviceGetUtilizationRates(h).gpu]
         began = time.time()
-        for _ in range(100):  # 40 % of the time
-            spin(4_000_000); time.sleep(0.01); call('cuStreamSynchronize', 0)
-        wall = time.time() - began
-        samples = n.nvmlDeviceGetProcessUtilization(h, 0)
-        seen = [s.timeStamp for s in samples]
-        try:
-            again = n.nvmlDeviceGetProcessUtilization(h, seen[0])
-        except n.NVMLError_NotFound:
-            again = None
-        rates = n.nvmlDeviceGetUtilizationRates(h).gpu
-        period = [s.sampleValue.uiVal for s in n.nvmlDeviceGetSamples(h, 0 + 1, 0)[1]]
     """)
     assert timed("idle") is None
-    used = 100 * 0.4 / timed("wall")
-    assert busy(emulation) == [pytest.approx(400 * MS, abs=MS)]
-    assert timed("[s.pid for s in samples] == [os.getpid()]")
-    # One period of a busy machine: far from exact, but of the right size.
-    assert used * 0.4 < timed("samples[0].smUtil") < min(100, used * 2.5)
-    assert used * 0.4 < timed("rates") < min(100, used * 2.5)
-    assert timed("began < seen[0] / 1e6 < time.time()")
-    assert timed("len(period)") >= 2
+    for turn in range(1, WINDOWS + 1):
+        used, samples, rates = timed("work()")
+        assert busy(emulation) == [pytest.approx(turn * 400 * MS, abs=turn * MS)]
+        ((pid, share, stamp),) = samples
+        assert pid == timed("os.getpid()")
+        assert timed(f"began < {stamp} / 1e6 < time.time()")
+        # One period of a busy machine: far from exact, but of the right size; and where the
+        # host let the work stand still in just that one, another is looked at.
+        if all(used * 0.4 < found < min(100, used * 2.5) for found in (share, rates)):
+            break
+        assert turn < WINDOWS, (used, samples, rates)
+    assert timed("len(n.nvmlDeviceGetSamples(h, 0 + 1, 0)[1])") >= 2
 
 
 CAPTURE = "driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED"
@@ -364,7 +405,7 @@ def test_graphs_take_what_their_nodes_take(timed: Worker) -> None:
         a = event(s)
         for _ in range(3): call('cuGraphLaunch', graph, s)
         b = event(s)
-        call('cuStreamSynchronize', s)
+        finish(s)
     """)
     assert timed("between(a, b)") == pytest.approx(15 + EVENT_MS, abs=0.0005)
 
@@ -387,7 +428,7 @@ def test_branches_of_a_graph_overlap(timed: Worker) -> None:
         count = call('cuGraphGetNodes', captured, 0)[1]
         graph = call('cuGraphInstantiate', captured, 0)
         call('cuMemcpyHtoD', p, pinned, 24 * MIB)
-        spin(400_000_000, s)  # while the host moves the bytes
+        spin(1_500_000_000, s)  # while the host moves the bytes
         a = event(s)
         call('cuGraphLaunch', graph, s)
         b = event(s)
@@ -403,18 +444,16 @@ def test_branches_of_a_graph_overlap(timed: Worker) -> None:
 
 def test_a_graph_is_one_launch_of_the_queue(timed: Worker) -> None:
     timed(f"""
-        import time
         s = call('cuStreamCreate', 1)
         call('cuStreamBeginCapture', s, {CAPTURE})
         for _ in range(20): spin(1, s)
         graph = call('cuGraphInstantiate', call('cuStreamEndCapture', s), 0)
-        spin(500_000_000, s)
-        start = time.monotonic()
-        for _ in range(200): call('cuGraphLaunch', graph, s)
-        launched = time.monotonic() - start
-        call('cuStreamSynchronize', s)
+        ahead(s)
+        for _ in range(200): call('cuGraphLaunch', graph, s)  # four times the queue's room
+        state = error('cuStreamQuery', s)
+        finish(s)
     """)
-    assert timed("launched") < 0.45
+    assert timed("state") == "CUDA_ERROR_NOT_READY"
 
 
 def test_every_thread_has_a_default_stream(timed: Worker) -> None:
@@ -422,7 +461,7 @@ def test_every_thread_has_a_default_stream(timed: Worker) -> None:
         import threading
         query, own_query = raw('cuStreamQuery'), raw('cuStreamQuery_ptsz')
         launch = raw('cuLaunchKernel_ptsz')
-        ns = ctypes.c_uint64(300_000_000)
+        ns = ctypes.c_uint64(3_000_000_000)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(ns))
         one = ctypes.c_uint(1)
         launch(ctypes.c_void_p(int(last)), one, one, one, one, one, one, ctypes.c_uint(0), None,
@@ -460,7 +499,7 @@ def test_host_functions_are_called_in_time(timed: Worker) -> None:
         function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
             lambda data: (called.append(time.monotonic()), time.sleep(0.1)))
         start = time.monotonic()
-        spin(50_000_000)
+        spin(1_000_000_000)
         raw('cuLaunchHostFunc')(None, function, None)
         b = event()
         spin(1_000_000)
@@ -469,7 +508,7 @@ def test_host_functions_are_called_in_time(timed: Worker) -> None:
         call('cuStreamSynchronize', 0)
         waited = time.monotonic() - start
     """)
-    assert timed("returned < 0.05 <= called[0] - start") and timed("waited") >= 0.151
+    assert timed("returned < 1 <= called[0] - start") and timed("waited") >= 1.101
     assert timed("between(b, c)") == pytest.approx(1 + EVENT_MS, abs=0.05)
 
 
@@ -507,7 +546,7 @@ def test_a_driver_without_samples_by_process(
         import pynvml as n
         n.nvmlInit()
         h = n.nvmlDeviceGetHandleByIndex(0)
-        spin(1_500_000_000)
+        spin(20_000_000_000)
         time.sleep(0.7)
         try:
             found = len(n.nvmlDeviceGetProcessUtilization(h, 0))
@@ -516,6 +555,7 @@ def test_a_driver_without_samples_by_process(
         rate = n.nvmlDeviceGetUtilizationRates(h).gpu
     """)
     assert worker("[found, rate]") == [None, 100]
+    worker.kill()
     monkeypatch.setenv("VGPU_EMU_PROCESS_SAMPLES", "maybe")
     with pytest.raises(InputError, match="maybe"):
         make_emulation()
@@ -527,16 +567,13 @@ def test_a_sample_may_have_the_whole_card_for_one_process(
     """As on an H200 under driver 580: who is met, had it all."""
     monkeypatch.setenv("VGPU_EMU_PROCESS_SAMPLES", "one")
     emulation = make_emulation()
-    first, second = start(emulation), start(emulation)
+    first, second, watcher = start(emulation), start(emulation), start(emulation)
+    watcher("import time; import pynvml as n; n.nvmlInit()")
     for worker in (first, second):
-        worker("[spin(1_000_000) for _ in range(900)]")
-    watcher = start(emulation)
+        worker("[spin(20_000_000) for _ in range(900)]")
     watcher("""
-        import time
-        import pynvml as n
-        n.nvmlInit()
         h = n.nvmlDeviceGetHandleByIndex(0)
-        by_stamp, seen, deadline = {}, 0, time.monotonic() + 20
+        by_stamp, seen, deadline = {}, 0, time.monotonic() + 60
         while len(by_stamp) < 8 and time.monotonic() < deadline:
             try:
                 found = n.nvmlDeviceGetProcessUtilization(h, seen)
@@ -560,8 +597,8 @@ def test_clocks(make_emulation: Callable[..., Emulation], monkeypatch: pytest.Mo
     monkeypatch.setenv("VGPU_EMU_CLOCK", "sharing")
     emulation = make_emulation()
     first, second = start(emulation), start(emulation)
-    first("[spin(1_000_000) for _ in range(900)]")
-    second("[spin(100_000_000) for _ in range(20)]")
+    first("[spin(20_000_000) for _ in range(900)]")
+    second("[spin(100_000_000) for _ in range(200)]")
     # No switches, so nothing is lost, and nobody waits for a turn.
     assert granted(emulation, 0.5) == pytest.approx([0.5, 0.5], abs=0.01)
     for worker in (first, second):

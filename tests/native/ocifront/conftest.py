@@ -16,7 +16,7 @@ import pytest
 SOURCES = Path(__file__).parents[3] / "testbed/native/ocifront"
 FLAGS = ["-std=c11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 #: Stands in runc's place: writes down how it was called and what the configuration was then.
 RUNTIME = f"""#!{sys.executable}
@@ -32,7 +32,7 @@ def compile_c(target: Path, sources: Sequence[Path], flags: Sequence[str]) -> Pa
     subprocess.run(
         ["cc", *flags, f"-I{SOURCES}", *map(str, sources), "-o", str(target)],
         check=True,
-        timeout=120,
+        timeout=300,
     )
     return target
 

@@ -48,7 +48,7 @@ def without_cgroups(document: dict[str, Any]) -> dict[str, Any]:
 @settings(
     max_examples=150,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(documents)
 def test_only_what_is_named_is_changed(front: Front, document: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from .conftest import FLAGS, SOURCES, compile_c
 SCRIPT = Path(__file__).with_name("containerd.sh")
 #: Any id without an account will do.
 USER = 54321
-DEADLINE_S = 60
+DEADLINE_S = 240
 NAMESPACES = ["--user", "--map-root-user", "--mount", "--net", "--pid", "--uts", "--ipc"]
 
 pytestmark = [

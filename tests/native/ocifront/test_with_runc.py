@@ -42,7 +42,7 @@ int main(int argc, char **argv) {
     return 0;
 }
 """
-DEADLINE_S = 60
+DEADLINE_S = 180
 FILES = 300
 #: Some of what "privileged" asks for.
 CAPABILITIES = ["CAP_CHOWN", "CAP_KILL", "CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"]

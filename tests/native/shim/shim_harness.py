@@ -31,7 +31,7 @@ OUT_OF_MEMORY = 2
 NOT_SUPPORTED = 801
 
 #: A program that does not answer within this is killed and the test fails.
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 STRICT = ("-std=c11", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC")
 SHIM_LINK = (
@@ -144,7 +144,7 @@ class Program:
             chunk = os.read(self._process.stdout.fileno(), 1 << 16) if ready else b""
             if not chunk:
                 self._process.kill()
-                _, errors = self._process.communicate(timeout=10)
+                _, errors = self._process.communicate(timeout=DEADLINE)
                 state = "ended" if ready else "did not answer"
                 raise AssertionError(f"program {state}: {errors.decode(errors='replace')}")
             self._buffer += chunk
@@ -159,7 +159,7 @@ class Program:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=DEADLINE)
 
     def finish(self) -> tuple[int, str]:
         """Let it end; its exit status and what it wrote to stderr."""
@@ -177,7 +177,7 @@ class Program:
     ) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=DEADLINE)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):  # what it had not read yet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,9 +202,7 @@ def test_two_processes_and_a_kill(emulated: Make) -> None:
             assert first("alloc(2 * GIB)")[0] == OUT_OF_MEMORY
             assert box.container.used() == box.on_card() == 2 * box.context + 2 * GIB
             second.kill()
-        began = time.monotonic()
         assert first("alloc(2 * GIB)")[0] == 0
-        assert time.monotonic() - began < 1
         assert first("info()[1]") == 2 * GIB - box.context
 
 

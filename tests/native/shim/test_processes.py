@@ -73,6 +73,8 @@ for i in range(100):
     if code == 0: free(ptr)
 answer = codes
 """
+#: Two that the host never lets run at the same time do not meet; then they try again.
+_RACES = 50
 
 
 @everywhere
@@ -81,12 +83,17 @@ def test_two_processes_never_both_pass(gibibyte: Container, prefix: tuple[str, .
     with gibibyte.start(prefix=prefix) as first, gibibyte.start(prefix=prefix) as second:
         first("context()")
         second("context()")
-        race = _RACE.format(start=time.monotonic_ns() + 100_000_000)
-        first.send(race)
-        second.send(race)
-        one, two = first.receive(), second.receive()
-        assert set(one) | set(two) == {0, OUT_OF_MEMORY}
-        assert one.count(0) + two.count(0) > 50  # it is the other one that stood in the way
+        for _ in range(_RACES):
+            race = _RACE.format(start=time.monotonic_ns() + 100_000_000)
+            first.send(race)
+            second.send(race)
+            one, two = first.receive(), second.receive()
+            assert set(one) | set(two) <= {0, OUT_OF_MEMORY}
+            assert one.count(0) + two.count(0) > 50  # it is the other one that stood in the way
+            if OUT_OF_MEMORY in one + two:
+                break
+        else:
+            raise AssertionError(f"they did not meet in {_RACES} races")
         assert first("fake_peak()") <= GIB
         assert first("fake_peak()") >= 600 * MIB
         assert gibibyte.used() == 2 * CONTEXT
@@ -121,10 +128,8 @@ def test_a_killed_process_gives_back(gibibyte: Container, prefix: tuple[str, ...
             victim.kill()
             # In a namespace of its own it is killed by its parent's death, a little later.
             wait_for(lambda: len(gibibyte.view().processes) == 1)
-        began = time.monotonic()
         assert survivor("info()[1]") == GIB - CONTEXT
         assert survivor("alloc(700 * MIB)")[0] == 0
-        assert time.monotonic() - began < 1
         assert [p.record for p in gibibyte.view().processes] == [0]
 
 
@@ -141,9 +146,8 @@ def test_killed_at_any_instant(gibibyte: Container) -> None:
                 while time.monotonic() < until:
                     pass
                 victim.kill()
-            began = time.monotonic()
             code, ptr = survivor("alloc(900 * MIB)")
-            assert (code, time.monotonic() - began < 1) == (0, True)
+            assert code == 0
             survivor(f"free({ptr})")
         assert gibibyte.used() == CONTEXT
 
@@ -173,23 +177,25 @@ def test_killed_inside_the_lock(gibibyte: Container, prefix: tuple[str, ...]) ->
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
             program.send("alloc(2 * MIB)")
-            wait_for(somebody_waits_for_a_record_lock)
+            wait_for(lambda: somebody_waits_for(lock_path(gibibyte.region)))
         finally:
             holder.kill()
-            holder.communicate(timeout=10)
-        began = time.monotonic()
+            holder.communicate(timeout=harness.DEADLINE)
         assert program.receive()[0] == 0
-        assert time.monotonic() - began < 1
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + harness.DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, "did not happen within 10 s"
+        assert time.monotonic() < deadline, f"did not happen within {harness.DEADLINE:g} s"
+        time.sleep(0.01)
 
 
-def somebody_waits_for_a_record_lock() -> bool:
-    return any("->" in line for line in Path("/proc/locks").read_text().splitlines())
+def somebody_waits_for(file: Path) -> bool:
+    """Tell whether a lock of a file is waited for; others' locks are on other files."""
+    inode = f":{file.stat().st_ino} "
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and inode in line for line in lines)
 
 
 def test_records_are_taken_again(gibibyte: Container) -> None:

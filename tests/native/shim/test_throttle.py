@@ -16,7 +16,7 @@ import shutil
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,6 +45,10 @@ pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compil
 ABOVE = 3.0
 #: And below it, where the host has little time for the tenant.
 BELOW = 8.0
+#: How many windows may be looked at, on a machine that has little time for the tenants.
+WINDOWS = 8
+#: A look at the book that took longer says too little of when it was.
+AT_ONCE_S = 0.01
 
 
 class Tenant:
@@ -153,17 +157,47 @@ class Card:
     def state(self) -> card.CardState:
         return card.read(self.root / "cards" / self.uuid / "state")
 
+    def look(self, *tenants: Tenant) -> tuple[list[int], float]:
+        """The book, and when that was: looked at again where the host came in between."""
+        while True:
+            before, found, after = time.monotonic(), self.busy(*tenants), time.monotonic()
+            if after - before < AT_ONCE_S:
+                return found, (before + after) / 2
+
     def shares(self, *tenants: Tenant, seconds: float = 2.5, warm: float = 1.5) -> list[float]:
         """Percent of device time of each over a while, by the card's own book."""
         time.sleep(warm)
-        before, began = self.busy(*tenants), time.monotonic()
+        before, began = self.look(*tenants)
         time.sleep(seconds)
-        after, span = self.busy(*tenants), time.monotonic() - began
-        return [(b - a) / span / 1e7 for a, b in zip(before, after, strict=True)]
+        after, ended = self.look(*tenants)
+        return [(b - a) / (ended - began) / 1e7 for a, b in zip(before, after, strict=True)]
+
+    def hold(
+        self,
+        tenants: Sequence[Tenant],
+        limits: Sequence[float],
+        *,
+        seconds: float = 2.5,
+        warm: float = 1.5,
+    ) -> None:
+        """Each has what its limit says.
+
+        Never more, in any window. Less is the host's doing where it has no time for a
+        tenant: then another window is looked at, and a limiter that gives too little
+        gives it in all of them.
+        """
+        for _ in range(WINDOWS):
+            found = self.shares(*tenants, seconds=seconds, warm=warm)
+            both = list(zip(found, limits, strict=True))
+            assert all(share <= limit + ABOVE for share, limit in both), both
+            if all(share >= limit - BELOW for share, limit in both):
+                return
+            warm = 0
+        raise AssertionError(f"in none of {WINDOWS} windows: {both}")
 
     def wait_for_share(self, tenant: Tenant, holds: Callable[[float], bool]) -> None:
         """Wait until a quarter of a second's share is as it should be."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not holds(found := self.shares(tenant, seconds=0.25, warm=0)[0]):
             assert time.monotonic() < deadline, f"the share stays at {found:.1f}"
 
@@ -195,10 +229,6 @@ def a_card(new_card: Callable[[str], Card]) -> Card:
     return new_card("slices")
 
 
-def held(share: float, limit: float) -> bool:
-    return limit - BELOW <= share <= limit + ABOVE
-
-
 # --- alone -----------------------------------------------------------------------------
 
 
@@ -219,8 +249,7 @@ def held(share: float, limit: float) -> bool:
 def test_alone(a_card: Card, arguments: tuple[object, ...]) -> None:
     region = a_card.container("a", 30)
     tenant = a_card.start(region, *arguments).go()
-    (share,) = a_card.shares(tenant)
-    assert held(share, 30), share
+    a_card.hold([tenant], [30])
     done = tenant.end()
     (use,) = read_region(region).compute
     assert use.launches == done["launches"]
@@ -243,7 +272,7 @@ def test_control_alone(a_card: Card, pattern: str) -> None:
 def test_by_environment_alone(a_card: Card) -> None:
     limits = {"CUDA_DEVICE_SM_LIMIT_0": "30", "GPU_CORE_UTILIZATION_POLICY": "force"}
     tenant = a_card.start(None, 1000, "deep", 1, **limits).go()
-    assert held(a_card.shares(tenant)[0], 30)
+    a_card.hold([tenant], [30])
     tenant.end()
 
 
@@ -257,9 +286,7 @@ def test_a_pair(new_card: Callable[[str], Card], clock: str) -> None:
     tenants = [card_.start(region, 1000, "deep", 1) for region in regions]
     for tenant in tenants:
         tenant.go()
-    first, second = card_.shares(*tenants, seconds=4, warm=3)
-    assert held(first, 30), first
-    assert held(second, 50), second
+    card_.hold(tenants, [30, 50], seconds=4, warm=3)
     assert len(page.read_page(card_.page).tenants) == 2
     for tenant in tenants:
         tenant.end()
@@ -294,8 +321,11 @@ def test_control_of_a_pair(a_card: Card) -> None:
 def test_two_processes_of_a_container_share_its_limit(a_card: Card) -> None:
     region = a_card.container("a", 40)
     tenants = [a_card.start(region, 1000, "deep", 1).go() for _ in range(2)]
-    both = sum(a_card.shares(*tenants, seconds=4, warm=3))
-    assert held(both, 40), both
+    for left in reversed(range(WINDOWS)):
+        both = sum(a_card.shares(*tenants, seconds=4, warm=3))
+        assert both <= 40 + ABOVE and (left or both >= 40 - BELOW), both
+        if both >= 40 - BELOW:
+            break
     launches = sum(tenant.end()["launches"] for tenant in tenants)
     assert read_region(region).compute[0].launches == launches
 
@@ -357,8 +387,8 @@ def test_a_low_priority_keeps_its_floor(a_card: Card) -> None:
     a_card.wait_for_share(low, lambda share: share > 80)  # a thousand kernels are queued
     high = a_card.start(a_card.container("high", 0, priority=0), 1000, "deep", 1).go()
     a_card.wait_for_share(low, lambda share: share < 20 + ABOVE)
-    share, other = a_card.shares(low, high, seconds=4, warm=1)
-    assert held(share, 20) and other > 40, (share, other)
+    a_card.hold([low], [20], seconds=4, warm=1)
+    a_card.wait_for_share(high, lambda share: share > 40)
     high.end()
     low.end()
 
@@ -366,7 +396,7 @@ def test_a_low_priority_keeps_its_floor(a_card: Card) -> None:
 def test_a_change_of_the_limit(a_card: Card) -> None:
     region = a_card.container("a", 20)
     tenant = a_card.start(region, 1000, "deep", 1).go()
-    assert held(a_card.shares(tenant)[0], 20)
+    a_card.hold([tenant], [20])
     set_compute(region, sm_limit_pct={0: 60})
     a_card.wait_for_share(tenant, lambda share: 50 < share < 60 + 2 * ABOVE)
     set_compute(region, policy=Policy.DISABLE)
@@ -439,7 +469,7 @@ def test_a_killed_tenant_leaves_nothing_behind(a_card: Card) -> None:
         a_card.shares(tenant, seconds=0.1, warm=0.1)
         tenant.kill()
     tenant = a_card.start(region, 1000, "deep", 1).go()
-    assert held(a_card.shares(tenant)[0], 30)
+    a_card.hold([tenant], [30])
     assert len(page.read_page(a_card.page).tenants) == 1
     tenant.end()
     view: RegionView = read_region(region)
@@ -449,8 +479,7 @@ def test_a_killed_tenant_leaves_nothing_behind(a_card: Card) -> None:
 def test_no_waiting_inside_a_capture(a_card: Card) -> None:
     """A graph of launches is captured in no time, whatever the budget, and charged as one."""
     region = a_card.container("a", 1)
-    began = time.monotonic()
     tenant = a_card.start(region, 200_000, "graph", 1)  # four captured kernels of 200 ms
-    assert read_region(region).compute[0].launches == 0
-    assert time.monotonic() - began < 10
+    (use,) = read_region(region).compute
+    assert (use.launches, use.waited_ns) == (0, 0)
     tenant.kill()

@@ -326,6 +326,16 @@ def test_one_that_lies_about_its_turn(kernel: int) -> None:
     assert share == pytest.approx(30, abs=2)
 
 
+@pytest.mark.parametrize("kernel", [200_000, 300_000, 1_500_000])
+@pytest.mark.parametrize("pattern", ["deep", "sync"])
+def test_kernels_that_last_longer_than_any_turn(pattern: str, kernel: int) -> None:
+    """Nobody asks again and again, without a pause, for a turn that he cannot have: in the
+    model, where asking takes no time, that never ended."""
+    scenario = {"tenants": 2, "limit0": 50, "limit1": 50, "kernel": kernel, "pattern": pattern}
+    got = shares(**scenario, seconds=43)
+    assert got == pytest.approx([50, 50], abs=3 + kernel / 100_000)
+
+
 @pytest.mark.parametrize("kernel", [100, 5_000])
 def test_no_turns_where_sleeps_end_too_late(kernel: int) -> None:
     """On a node whose processors are short the card's own switching loses less."""

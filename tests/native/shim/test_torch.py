@@ -109,4 +109,4 @@ def test_torch_fills_its_cap(tmp_path: Path, allocator: str, library: bool) -> N
         assert json.loads(process.stdout.readline()) == {"equal": True}
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=harness.DEADLINE)
