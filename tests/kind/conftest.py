@@ -116,9 +116,11 @@ def capable() -> None:
 
 @pytest.fixture(scope="session")
 def home(capable) -> Iterator[Path]:
-    # Short: names of sockets below it may have 107 bytes in all.
-    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as folder:
-        yield Path(folder)
+    # Long, as a CI's folders may be: names of sockets must not have more than 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="kind-") as folder:
+        home = Path(folder, "of-a-long-name-" * 8)
+        home.mkdir()
+        yield home
 
 
 @pytest.fixture(scope="session")

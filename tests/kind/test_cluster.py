@@ -59,12 +59,47 @@ def machine(home, driver):
 
 @pytest.fixture(scope="module")
 def docker(driver):
-    """Two nodes with different cards in a Docker of our own, with the stack."""
+    """Two nodes with different cards in a Docker of our own, with the stack.
+
+    The first ``up`` is killed while it deploys: what it leaves is told, and goes on from there.
+    """
+    arguments = ("up", "--provider", "kind", "--name", NAME, "--cards", CARDS)
     try:
-        driver("up", "--provider", "kind", "--name", NAME, "--cards", CARDS)
+        strike(driver, arguments, after="✓ stack applied", number=signal.SIGKILL)
+        token = driver.record(NAME)["token"]
+        left = driver.json("status", "--name", NAME)
+        assert left["state"] == "up" and "not deployed" in " ".join(left["notes"])
+        driver(*arguments)
+        assert driver.record(NAME)["token"] == token
         yield driver
     finally:
         driver("down", "--name", NAME)
+
+
+def strike(driver, arguments: tuple[str, ...], *, after: str, number: int) -> int:
+    """Send a command a signal once it has said something; return its exit status."""
+    process = driver.start(*arguments)
+    seen: list[str] = []
+    rest = None
+    try:
+        for line in process.stderr:
+            seen.append(line)
+            if after in line:
+                break
+        else:
+            pytest.fail("".join(seen))
+        process.send_signal(number)
+        rest = threading.Thread(target=process.stderr.read)
+        rest.start()
+        return process.wait(180)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(180)
+        if rest is not None:
+            rest.join(30)
+        for stream in (process.stdout, process.stderr):
+            stream.close()
 
 
 def inside(driver, *argv: str) -> str:
@@ -321,35 +356,19 @@ def test_podman(driver, tmp_path):
 def test_an_interrupted_up_leaves_nothing(driver, number):
     name = f"{NAME}i"
     arguments = ("up", "--provider", "kind", "--name", name, "--bare")
-    process = driver.start(*arguments)
-    assert process.stderr is not None
-    seen: list[str] = []
     try:
-        for line in process.stderr:
-            seen.append(line)
-            if "✓ load the node image" in line:
-                break
-        else:
-            pytest.fail("".join(seen))
-        token = driver.record(name)["token"]
-        process.send_signal(number)
-        rest = threading.Thread(target=process.stderr.read)
-        rest.start()
-        process.wait(180)
-        rest.join(30)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(180)
-        for stream in (process.stdout, process.stderr):
-            stream.close()
+        assert strike(driver, arguments, after="✓ load the node image", number=number) != 0
         if number == signal.SIGKILL:
-            assert processes.members(driver.record(name)["token"])  # the control
+            token = driver.record(name)["token"]
+            assert processes.members(token)  # the control
             assert driver.json("status", "--name", name, rc=2)["state"] == "broken"
+        else:
+            assert driver.left(name) == []
+    finally:
         driver("down", "--name", name)
-    assert process.returncode != 0
-    assert processes.members(token) == []
     assert driver.left(name) == []
+    if number == signal.SIGKILL:
+        assert processes.members(token) == []
 
 
 def test_an_up_that_fails_leaves_its_logs_only(driver):

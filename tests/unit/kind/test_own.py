@@ -69,6 +69,8 @@ def test_a_socket_has_a_name_that_the_kernel_takes(tmp_path, monkeypatch):
         assert own.engine(here).environ()["DOCKER_HOST"] == f"unix://{here.socket}"
         assert here.socket.parent in here.seen()
         assert not place(tmp_path, "podman", folder=folder).apart()
+        # Where containerd's shims make sockets.
+        assert places.plan(here).environment["TMPDIR"].startswith("/run/")
 
 
 def test_sockets_of_an_engine_are_private_and_go_with_it(tmp_path, monkeypatch):

@@ -18,6 +18,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 SOCKETS = Path("/run")
 #: Bytes that the kernel keeps for a socket's name, without the zero at its end (unix(7)).
 _NAME_BYTES = 107
+#: In the engine's own /run. Short: containerd's shims have sockets below TMPDIR.
+_HOME = "/run/testbed"
 _CONTAINERD = "/run/docker/containerd/containerd.sock"
 #: `testbed logs containerd` is that of the nodes.
 CONTAINERD_LOG = "docker-containerd.log"
@@ -111,9 +113,9 @@ def plan(place: Place) -> Plan:
     """Return what the engine's pid 1 does."""
     environment = {
         **place.programs.environment(),
-        "HOME": f"{place.scratch}/home",
+        "HOME": _HOME,
         "LANG": "C.UTF-8",
-        "TMPDIR": f"{place.scratch}/home",
+        "TMPDIR": _HOME,
     }
     relay = (
         *(launch.PYTHON, "-IS", str(place.folder / "relay.py")),
@@ -147,7 +149,7 @@ def _file_systems(place: Place) -> list[Step]:
     scratch = place.scratch
     return [
         tmpfs(scratch),
-        step("mkdir", "-p", f"{scratch}/home", f"{scratch}/cgroup", f"{scratch}/run"),
+        step("mkdir", "-p", f"{scratch}/cgroup", f"{scratch}/run"),
         *_overlay(scratch, "/etc"),
         # kind lends /lib/modules to its nodes: Docker makes it where it is lacking, Podman
         # refuses.
@@ -156,7 +158,7 @@ def _file_systems(place: Place) -> list[Step]:
         *_podman_cache(place),
         step("mount", "-n", "--rbind", "/run", f"{scratch}/run"),
         tmpfs("/run"),
-        step("mkdir", "-p", "/run/lock"),
+        step("mkdir", "-p", "/run/lock", _HOME),
         # Where state or cache lie below /run, they are seen there again.
         *(each for path in place.seen() for each in _back(scratch, path)),
         # /sys of the new network; what the kernel keeps of AppArmor is not seen there, so
@@ -285,7 +287,7 @@ runroot = "/run/containers"
     )
     environment = {
         **place.programs.environment(),
-        "HOME": f"{place.scratch}/home",
+        "HOME": _HOME,
         "LANG": "C.UTF-8",
         "CONTAINERS_CONF": str(place.folder / "containers.conf"),
         "CONTAINERS_STORAGE_CONF": str(place.folder / "storage.conf"),
