@@ -360,10 +360,15 @@ int64_t vgpu_meter_busy(const struct vgpu_meter *m, int64_t now) {
     return left > OVERDUE ? left : OVERDUE;
 }
 
+/* What is asked for the longest turn that there is; a launch that lasts longer gets no other. */
+static double bounded(double need) {
+    return need < (double)(VGPU_TURN_MOST_NS - RAGGED) ? need : (double)(VGPU_TURN_MOST_NS - RAGGED);
+}
+
 /* What ends after a turn but mostly lies in it is of that turn, and prolongs it; not for ever. */
 static bool fits(const struct vgpu_meter *m, const struct vgpu_turns *turns, double cost,
                  int64_t now) {
-    double all = (double)vgpu_meter_busy(m, now) + cost;
+    double all = bounded((double)vgpu_meter_busy(m, now) + cost);
     if (now >= m->turn_end) return (double)(turns->until - now) >= all;
     int64_t end = turns->until < m->turn_end ? turns->until : m->turn_end;
     return (double)(end - now) >= all - cost / 2;
@@ -387,7 +392,11 @@ static bool lags(const struct vgpu_meter *m, int64_t now) {
 }
 
 static enum vgpu_reason take(struct vgpu_meter *m, const struct vgpu_turns *turns,
-                             const struct vgpu_waiting *waiting, int64_t now) {
+                             struct vgpu_waiting *waiting, int64_t now, int64_t *sleep) {
+    if (waiting->took) { /* another was faster, or the page has no room for us */
+        *sleep = LOOK / 4;
+        return VGPU_WAIT_TURN;
+    }
     m->turn_end = now + (int64_t)larger((double)turns->slot, waiting->need);
     m->turn_began = now;
     m->turn_used = m->used;
@@ -416,16 +425,16 @@ static enum vgpu_reason turn_gate(struct vgpu_meter *m, const struct vgpu_regime
         m->impatient = now + SULK * patience;
         return VGPU_GO;
     }
-    waiting->need = (double)(vgpu_meter_busy(m, now) + RAGGED) + cost;
+    waiting->need = bounded((double)vgpu_meter_busy(m, now) + cost) + (double)RAGGED;
     int64_t rest = turns->free_at - VGPU_TURN_LEAD_NS - now;
-    if (ours && !turns->wanted && rest <= 0) return take(m, turns, waiting, now);
+    if (ours && !turns->wanted && rest <= 0) return take(m, turns, waiting, now, sleep);
     if (ours && m->outstanding > NOTHING) { /* nothing more fits */
         rest = turns->until - VGPU_TURN_LEAD_NS - now;
         if (rest < 0) rest = 0;
     } else if (rest <= 0) {
         if (waiting->free_since == 0) waiting->free_since = now;
         if (!turns->behind || now - waiting->free_since > GRACE)
-            return take(m, turns, waiting, now);
+            return take(m, turns, waiting, now, sleep);
         rest = 0;
     }
     rest -= m->late; /* on a node whose processors are short a sleep is late by milliseconds */
@@ -487,6 +496,7 @@ enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *m, uint64_t key, uint64_t th
     enum vgpu_reason reason = gate(m, key, thread, regime, waiting, now, sleep);
     if (reason != VGPU_GO && reason != VGPU_TAKE_TURN)
         m->turn_began = 0; /* not its host, but something else lets it wait */
+    waiting->took = reason == VGPU_TAKE_TURN;
     waiting->due = reason == VGPU_GO || reason == VGPU_TAKE_TURN ? 0 : now + *sleep;
     return reason;
 }

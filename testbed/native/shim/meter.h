@@ -117,6 +117,7 @@ struct vgpu_waiting {
     bool paying;   /* it found the budget spent: it waits until all is paid */
     int64_t since; /* when it began to wait for the queue */
     bool entered;
+    bool took;          /* it has just been told to take a turn */
     int64_t turn_since; /* when it began to wait for a turn */
     int64_t free_since; /* when it first could have taken one, but for others that wait */
     double need;        /* device time that it will have in flight */

@@ -55,7 +55,7 @@ uint64_t vgpu_turns_word(uint64_t word, const struct vgpu_turns *turns, enum vgp
                          int64_t busy, int64_t now) {
     int64_t end = time_of(word, now);
     if (busy < 0) busy = 0;
-    if (busy > AHEAD / 2) busy = AHEAD / 2;
+    if (busy > VGPU_TURN_MOST_NS) busy = VGPU_TURN_MOST_NS;
     bool free = turns->free_at - VGPU_TURN_LEAD_NS <= now;
     if (wish == VGPU_WISH_TAKE && !free) wish = VGPU_WISH_TURN; /* another was faster */
     if (wish == VGPU_WISH_TAKE) end = now + (busy > turns->slot ? busy : turns->slot);

@@ -18,6 +18,10 @@
  * card without work. */
 #define VGPU_TURN_LEAD_NS 150000
 
+/* No turn ends later than so long after it was taken or prolonged, whatever is in flight: who
+ * dies in one keeps the others waiting for it. */
+#define VGPU_TURN_MOST_NS 500000000
+
 struct vgpu_turns {
     bool taking;     /* others are at work, and all who are take turns */
     bool wanted;     /* one of them waits for its turn */
