@@ -19,7 +19,7 @@ import yaml
 from testbed.errors import CheckFailed, InputError, TestbedError
 from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
 from testbed.lab.deploy import enforcement
-from testbed.lab.host import host
+from testbed.lab.host import busy_reason, host, load, load_text
 from testbed.lab.kubetypes import Unreachable
 from testbed.lab.report import facts
 from testbed.lab.report.chart import Chart
@@ -112,6 +112,7 @@ class Experiment:
         self._control_trial: Trial | None = None
         self._checks: tuple[Check, ...] = ()
         self._control: Control | None = None
+        self._load = 0.0
         if not session.attended and not session.ruled:
             self._fail(UNFINISHED)  # whatever ends the kernel, there is a record that says so
         session.guard(self._fail)
@@ -146,6 +147,7 @@ class Experiment:
         self._checks = ()
         with self._alone(), self._progress.step(self._steps()[0]) as step:
             trial = self._trial = self._one_trial("on", step, previous=None)
+        self._load = load()
         self._checks = self._question.checks(self._parameters, trial)
         return self._overview(self._checks)
 
@@ -159,6 +161,7 @@ class Experiment:
             self._progress.step(self._steps()[1]) as step,
         ):
             trial = self._control_trial = self._one_trial("off", step, previous=previous)
+        self._load = max(self._load, load())
         self._control = self._question.control(self._parameters, trial)
         # What a pod does alone and unlimited is known only now.
         self._checks = self._question.checks(self._parameters, previous, trial)
@@ -189,12 +192,14 @@ class Experiment:
         hits = trial.budget_hits
         if self._control_trial is not None:
             hits += self._control_trial.budget_hits
+        verdict = case_verdict(
+            self._checks, self._control, asserts_limit=asserts_limit, budget_hits=hits
+        )
+        busy = busy_reason(self._load) if verdict in ("fail", "error") else ""
         record = Record(
             case=self._case,
-            verdict=case_verdict(
-                self._checks, self._control, asserts_limit=asserts_limit, budget_hits=hits
-            ),
-            reason=budget_reason(hits),
+            verdict=verdict,
+            reason="; ".join(filter(None, (budget_reason(hits), busy))),
             asserts_limit=asserts_limit,
             checks=self._checks,
             control=self._control,
@@ -296,7 +301,8 @@ class Experiment:
         self._session.show(table)
         bad = [c for c in record.checks if c.verdict in ("fail", "error")]
         control = "" if record.control is None else record.control.reason
-        why = record.reason or "; ".join(f"{facts.title(c)}: {c.reason}" for c in bad) or control
+        found = "; ".join(f"{facts.title(c)}: {c.reason}" for c in bad) or control
+        why = "; ".join(filter(None, (record.reason, found)))
         what = f"{self._case}: {record.verdict} ({facts.counted(record)})"
         kind = TestbedError if record.verdict == "error" else CheckFailed
         raise kind(what, why=why, artifacts=(self._run or self._run_folder) / FILES["html"])
@@ -399,4 +405,5 @@ class Experiment:
             shim=self._info.shim,
             python=platform.python_version(),
             host=host(),
+            load=load_text(self._load),
         )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from testbed.card.spec import CardSpec
 from testbed.errors import InputError, TestbedError
 from testbed.lab import command, shell
-from testbed.lab.bench.figures import Environment, Figure, Spread, environment, load, spread
+from testbed.lab.bench.figures import Environment, Figure, Spread, environment, spread
 from testbed.lab.cluster.protocol import Progress, Step
+from testbed.lab.host import load
 from testbed.native import artifacts
 
 PROGRAM = "vgpu-bench-card"

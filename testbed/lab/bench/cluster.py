@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from testbed.errors import ClusterError, TestbedError
 from testbed.lab import images
-from testbed.lab.bench.figures import Environment, Figure, environment, load, spread
+from testbed.lab.bench.figures import Environment, Figure, environment, spread
 from testbed.lab.cluster.protocol import ClusterSpec, Progress
+from testbed.lab.host import load
 from testbed.lab.kube import Kube, Object
 from testbed.lab.testbed import Testbed
 from testbed.lab.wait import wait_until

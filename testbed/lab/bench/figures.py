@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from testbed.lab.host import load, processors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,18 +88,13 @@ def environment(load_before: float, builds: dict[str, str]) -> Environment:
     """Describe this machine."""
     return Environment(
         cpu=_cpu(Path("/proc/cpuinfo").read_text()),
-        cores=len(os.sched_getaffinity(0)),
+        cores=processors(),
         kernel=platform.release(),
         python=platform.python_version(),
         load_before=load_before,
         load_after=load(),
         builds=builds,
     )
-
-
-def load() -> float:
-    """Return how many processes wanted to run, averaged over the last minute."""
-    return os.getloadavg()[0]
 
 
 def _cpu(cpuinfo: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testbed.errors import InputError, TestbedError
 from testbed.lab import command
-from testbed.lab.bench.figures import Environment, environment, load
+from testbed.lab.bench.figures import Environment, environment
 from testbed.lab.bench.shim_ground import Ground, ground
 from testbed.lab.bench.shim_rows import (
     LimitStep,
@@ -29,6 +29,7 @@ from testbed.lab.bench.shim_rows import (
     runs,
 )
 from testbed.lab.cluster.protocol import Progress
+from testbed.lab.host import load
 from testbed.native import artifacts
 from testbed.units import MIB
 

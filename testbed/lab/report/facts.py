@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "shim": "library in the pods",
     "python": "Python",
     "host": "host",
+    "load": "load",
 }
 #: XML 1.0, production 2: what is none of these can stand in no XML and in no HTML,
 #: escaped or not. Logs hold escape sequences, and file names half characters.

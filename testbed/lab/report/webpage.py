@@ -78,9 +78,8 @@ def _banner(report: Report) -> str:
     ]
     if len(report.cases) == 1:
         [record] = report.cases
-        parts.append(
-            f"<p>{escape(facts.counted(record))}; {escape(facts.control_text(record))}</p>"
-        )
+        control = f"control: {facts.control_text(record)}"
+        parts.append(f"<p>{escape(facts.counted(record))}; {escape(control)}</p>")
     if said:
         parts.append(f'<p class="soft">{escape(" · ".join(said))}</p>')
     if report.reproduce:

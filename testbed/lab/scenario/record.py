@@ -72,6 +72,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     shim: str
     python: str = ""
     host: str = ""  # kernel, processors and memory of the machine that ran it
+    load: str = ""  # of that machine: programs that wanted to run, the most over a minute
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

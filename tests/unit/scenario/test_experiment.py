@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from testbed.errors import InputError
-from testbed.lab import experiment, notebook
+from testbed.lab import experiment, host, notebook
 from testbed.lab.scenario.record import read_record
 from testbed.lab.scenario.run import PROGRESS
 from testbed.lab.testbed import Info
@@ -51,7 +51,9 @@ class FakeTestbed:
 @pytest.fixture
 def world(monkeypatch, tmp_path):
     """The example's experiment; ``trials`` are what its two runs find."""
-    found = SimpleNamespace(testbed=FakeTestbed(), trials={}, manifests=[], modes=[])
+    found = SimpleNamespace(testbed=FakeTestbed(), trials={}, manifests=[], modes=[], loads=[])
+    monkeypatch.setattr(experiment, "load", lambda: found.loads.pop(0) if found.loads else 0.5)
+    monkeypatch.setattr(host, "processors", lambda: 2)
     monkeypatch.setenv("VGPU_TESTBED_SCENARIOS", str(ROOT / "scenarios"))
     monkeypatch.setenv(PROGRESS, str(tmp_path / "progress.log"))
     monkeypatch.setattr(notebook, "Testbed", lambda name: found.testbed)
@@ -116,6 +118,29 @@ def test_a_memory_budget_that_was_hit_makes_an_error(world, hits):
     record = world.go(**hits)
     assert record.verdict == "error"
     assert "VGPU_EMU_MEMORY_BUDGET" in record.reason
+
+
+@pytest.mark.parametrize("loads", [[19.06, 1.0], [1.0, 19.06]])
+def test_a_busy_machine_is_named_where_something_failed(world, loads):
+    world.loads += loads
+    record = world.go(on=ABOVE)
+    assert record.reason.startswith("the machine was busy (load 19.1 on 2 CPUs)")
+    assert (record.verdict, record.environment.load) == ("fail", "19.1 on 2 CPUs")
+    world.loads += loads
+    record = world.go(on=ABOVE, hits_on=1)
+    assert "VGPU_EMU_MEMORY_BUDGET" in record.reason and "; the machine was busy" in record.reason
+
+
+def test_a_busy_machine_is_no_reason_where_all_held(world):
+    world.loads += [19.0, 19.0]
+    record = world.go()
+    assert (record.verdict, record.reason) == ("pass", "")
+    assert record.environment.load == "19.0 on 2 CPUs"
+
+
+def test_a_quiet_machine_is_no_excuse(world):
+    world.loads += [3.9, 3.9]
+    assert world.go(on=ABOVE).reason == ""
 
 
 def test_another_user_is_refused_before_anything_is_submitted(world):
