@@ -90,7 +90,9 @@ def unenforced(seen: Observed) -> tuple[tuple[MonitoredPod, str, str], ...]:
     found = []
     for pod in seen.pods:
         for container in sorted(pod.promised.keys() & pod.started):
-            if reason := _unheld(seen, (pod.key.uid, container)) or _beyond(seen, pod, container):
+            who = (pod.key.uid, container)
+            reason = _unheld(seen, who) or _raised(seen, pod, container)
+            if reason := reason or _beyond(seen, pod, container):
                 found.append((pod, container, reason))
     return tuple(found)
 
@@ -104,6 +106,25 @@ def _unheld(seen: Observed, who: ContainerId) -> str:
         return "library-not-loaded"
     if region.pids is not None and on_card - region.pids:
         return "process-without-library"
+    return ""
+
+
+def _raised(seen: Observed, pod: MonitoredPod, container: str) -> str:
+    """Say so where the library is told more than was promised.
+
+    Limits are lowered and raised again up to the promise by the plugin alone; but the region
+    is the container's own, and whoever writes it can have what he wants.
+    """
+    region = seen.regions.get((pod.key.uid, container))
+    if not isinstance(region, ContainerRegion):
+        return ""
+    for device, share in zip(region.devices, pod.promised[container], strict=False):
+        memory, held = share.mem_mib * MIB, device.limit_bytes
+        if memory and not 0 < held <= memory:
+            return "limit-above-promise"
+        # No share and the whole card are written as 0 and as 100 percent alike.
+        if 0 < share.core_pct < 100 and not 0 < device.limit_pct <= share.core_pct:
+            return "limit-above-promise"
     return ""
 
 
@@ -124,7 +145,7 @@ def _beyond(seen: Observed, pod: MonitoredPod, container: str) -> str:
             sum(sample.bytes for sample in _samples_of(tick, who, share.uuid))
             for tick in seen.ticks[-2:]
         )
-        if promised and device.limit_bytes and held > promised + _SLACK >= device.used_bytes:
+        if promised and held > promised + _SLACK >= device.used_bytes:
             return "memory-beyond-library"
     return ""
 

@@ -18,10 +18,16 @@ from testbed.stack.codec import region_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionDevice:
-    """One device of a container, as its library counts."""
+    """One device of a container, as its library counts.
+
+    Attributes:
+        limit_bytes: What the library holds now, 0 for nothing.
+        limit_pct: Likewise of compute.
+    """
 
     uuid: str
     limit_bytes: int
+    limit_pct: int = 0
     context_bytes: int
     module_bytes: int
     buffer_bytes: int
@@ -102,6 +108,7 @@ def _counted(view: RegionView) -> ContainerRegion:
             RegionDevice(
                 uuid=device.uuid,
                 limit_bytes=device.memory_limit_bytes,
+                limit_pct=device.sm_limit_pct,
                 context_bytes=use.context_bytes,
                 module_bytes=use.module_bytes,
                 buffer_bytes=use.buffer_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.native.region import RegionConstant, StateFlag
@@ -27,7 +28,12 @@ POD = MonitoredPod(
 REGION = ContainerRegion(
     devices=(
         RegionDevice(
-            uuid="GPU-a", limit_bytes=1000, context_bytes=1, module_bytes=2, buffer_bytes=4
+            uuid="GPU-a",
+            limit_bytes=1000,
+            limit_pct=5,
+            context_bytes=1,
+            module_bytes=2,
+            buffer_bytes=4,
         ),
     ),
     processes=1,
@@ -215,8 +221,29 @@ def test_memory_that_the_library_does_not_know_of() -> None:
     # A first context above a small limit, or a limit lowered below use: it knows of that.
     knows = replace(REGION, devices=(replace(REGION.devices[0], buffer_bytes=more),))
     assert reasons(ticks=holding(more, more), regions={("u", "x"): knows}) == []
-    free = replace(REGION, devices=(replace(REGION.devices[0], limit_bytes=0),))
-    assert reasons(ticks=holding(more, more), regions={("u", "x"): free}) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "promised", "reason"),
+    [
+        ({"limit_bytes": 10 * MIB, "limit_pct": 5}, {}, []),
+        ({"limit_bytes": 1, "limit_pct": 1}, {}, []),  # lowered while it runs
+        ({"limit_bytes": 10 * MIB + 1}, {}, ["limit-above-promise"]),
+        ({"limit_bytes": 0}, {}, ["limit-above-promise"]),  # none
+        ({"limit_pct": 6}, {}, ["limit-above-promise"]),
+        ({"limit_pct": 0}, {}, ["limit-above-promise"]),
+        ({"limit_pct": 0}, {"core_pct": 0}, []),
+        ({"limit_pct": 100}, {"core_pct": 100}, []),
+        ({"limit_bytes": 0}, {"mem_mib": 0}, []),
+    ],
+)
+def test_a_region_that_allows_more_than_was_promised(
+    written: dict[str, int], promised: dict[str, int], reason: list[str]
+) -> None:
+    region = replace(REGION, devices=(replace(REGION.devices[0], **written),))
+    share = replace(POD.shares["x"][0], **promised)
+    pod = replace(POD, shares={"x": (share,)})
+    assert reasons(regions={("u", "x"): region}, pods=[pod]) == reason
 
 
 def test_containers_whose_limits_nothing_holds() -> None:
