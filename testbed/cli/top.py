@@ -42,7 +42,7 @@ def top(
         kube = Testbed(checked_name(name)).kube
         if once or chosen is Format.json or not sys.stdout.isatty():
             look = lab.gather(kube, span_s=span, namespace=namespace)
-            emit(look, lab.text(look), chosen)
+            emit(look, lab.text(look, options=_named(name)), chosen)
         else:
             _live(kube, name, namespace, every, span)
 
@@ -61,7 +61,13 @@ def _live(kube: Kube, name: str, namespace: str, every: float, span: float) -> N
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 title = f"testbed {name}   shares over {span:g} s   {time.strftime('%H:%M:%S')}"
-                shown = lab.frame(look, width=console.width, title=title, problem=problem)
+                shown = lab.frame(
+                    look,
+                    width=console.width,
+                    title=title,
+                    problem=problem,
+                    options=_named(name),
+                )
                 live.update(shown, refresh=True)
                 time.sleep(every)
                 try:
@@ -73,4 +79,8 @@ def _live(kube: Kube, name: str, namespace: str, every: float, span: float) -> N
                     problem = f"{error.what}: {error.why}   (figures are {age:.0f} s old)"
     except KeyboardInterrupt:
         pass  # how one leaves it
-    console.print(lab.frame(look, width=console.width))
+    console.print(lab.frame(look, width=console.width, options=_named(name)))
+
+
+def _named(name: str) -> str:
+    return "" if name == DEFAULT_NAME else f"--name {name}"

@@ -27,8 +27,13 @@ _CONTAINERS = ("NAMESPACE", "POD", "CONTAINER", "CARD", "MEMORY", "COMPUTE", "WA
 _PENDING = ("NAMESPACE", "POD", "WAITS SINCE", "WHY")
 
 
-def text(look: View) -> str:
-    """Return plain tables without colour, for a pipe or a file."""
+def text(look: View, *, options: str = "") -> str:
+    """Return plain tables without colour, for a pipe or a file.
+
+    Args:
+        look: What to show.
+        options: What the commands that are told need, such as ``--name NAME``.
+    """
     parts = [columns(_NODES, [_node(row) for row in look.nodes])]
     parts.append(columns(_CARDS, [_card(row) for row in look.cards]))
     if look.containers:
@@ -36,12 +41,14 @@ def text(look: View) -> str:
     else:
         parts.append("no container uses a card")
     if look.pending:
-        parts.append(columns(_PENDING, _pending(look)))
+        parts.append(columns(_PENDING, _pending(look, options)))
     parts += [f"problem: {problem}" for problem in look.problems]
     return "\n\n".join(parts)
 
 
-def frame(look: View, *, width: int, title: str = "", problem: str = "") -> RenderableType:
+def frame(
+    look: View, *, width: int, title: str = "", problem: str = "", options: str = ""
+) -> RenderableType:
     """Return what a terminal of a width shows, bars where there is room.
 
     Args:
@@ -49,6 +56,7 @@ def frame(look: View, *, width: int, title: str = "", problem: str = "") -> Rend
         width: Columns of the terminal.
         title: The first line.
         problem: Why the look is not fresh.
+        options: What the commands that are told need, such as ``--name NAME``.
     """
     wide = width >= _WIDE
     parts: list[RenderableType] = []
@@ -73,7 +81,8 @@ def frame(look: View, *, width: int, title: str = "", problem: str = "") -> Rend
     else:
         parts.append(Text("no container uses a card", style="dim"))
     if look.pending:
-        parts.append(_table(_PENDING, (_coloured(row, "yellow") for row in _pending(look))))
+        rows = (_coloured(row, "yellow") for row in _pending(look, options))
+        parts.append(_table(_PENDING, rows))
     parts += [Text(f"problem: {each}", style="red") for each in look.problems]
     spaced: list[RenderableType] = []
     for part in parts:
@@ -226,9 +235,10 @@ def _waits(row: ContainerRow) -> str:
     return f"{told} {row.waits_for}" if row.waits_for and row.waited else told
 
 
-def _pending(look: View) -> list[tuple[str, ...]]:
+def _pending(look: View, options: str) -> list[tuple[str, ...]]:
+    command = " ".join(filter(None, ("testbed explain", options)))
     return [
-        (each.namespace, each.pod, each.since, f"testbed explain {each.namespace}/{each.pod}")
+        (each.namespace, each.pod, each.since, f"{command} {each.namespace}/{each.pod}")
         for each in look.pending
     ]
 

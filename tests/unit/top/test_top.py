@@ -198,6 +198,7 @@ def test_plain_text_is_kubectls_kind_of_table() -> None:
     for cell in ("12 of 30 GiB", "29.9 of 30 %", "70 % budget"):
         assert cell in row
     assert "testbed explain ns/w" in text(shown)
+    assert "testbed explain --name mine ns/w" in text(shown, options="--name mine")
     assert "█" not in text(shown), "bars are for terminals"
     assert "no container uses a card" in text(look(told()))
 
