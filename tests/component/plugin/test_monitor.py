@@ -35,7 +35,7 @@ from testbed.stack.monitor.server import Monitor, Options
 from testbed.stack.monitor.whose import Owner
 
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 
 class Nvml:
@@ -123,7 +123,7 @@ class Running:
     def get(self, path: str) -> tuple[int, str]:
         url = f"http://127.0.0.1:{self.monitor.http_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=30) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -234,16 +234,16 @@ def test_series_come_and_go_with_the_pod(monitor: Running, api: Any, bound_pod: 
     folder = monitor.hook / "containers" / f"{uid}_main"
     folder.mkdir(parents=True)
     constant = RegionConstant(
-        devices=(RegionDevice(uuid=GPU, memory_limit_bytes=10 << 20),),
+        devices=(RegionDevice(uuid=GPU, memory_limit_bytes=10 << 20, sm_limit_pct=5),),
         pod_uid=uid,
         pod_namespace="ns",
         pod_name="a",
         container_name="main",
     )
     make_region(folder, region_name(uid, "main"), constant)
-    assert "vgpu_container_unenforced{" not in metrics()
-    limits = [line for line in containers() if line.startswith("hami_vgpu_memory_limit")]
+    eventually(lambda: "vgpu_container_unenforced{" not in metrics(), "the region is seen")
     eventually(lambda: "vgpu_launches_total{" in metrics(), "the library's counters")
+    limits = [line for line in containers() if line.startswith("hami_vgpu_memory_limit")]
     assert [float(line.split()[-1]) for line in limits] == [10 << 20]
     assert all(part in limits[0] for part in who.split(","))
     done = json.loads(json.dumps(pod))
@@ -386,11 +386,19 @@ def test_containers_ask_get_and_wait(monitor: Running, running_pod: Any) -> None
     assert found["asked"] == found["limit"] == {"bytes": 64 << 20, "core_pct": 30}
     assert (found["got"]["bytes"], found["got"]["processes"]) == (7, 1)
     offset = layout.EXT_OFFSET + layout.Extension.waited_ns.offset
-    with region_of(monitor, uid).open("r+b") as file:
-        file.seek(offset)
-        file.write((10**9).to_bytes(8, "little"))
-    eventually(lambda: (device()["waited"] or 0) > 0, "it waited")
-    assert device()["waited_ns"] == 10**9
+    written = 0
+
+    def waited() -> bool:
+        """Tell whether it is seen; it goes on, since a busy machine may look too late."""
+        nonlocal written
+        written += 10**9
+        with region_of(monitor, uid).open("r+b") as file:
+            file.seek(offset)
+            file.write(written.to_bytes(8, "little"))
+        return (device()["waited"] or 0) > 0
+
+    eventually(waited, "it waited")
+    assert device()["waited_ns"] == written
     assert monitor.get("/v1/containers?span=0")[0] == 400
     assert monitor.get("/v1/containers?span=x")[0] == 400
 
