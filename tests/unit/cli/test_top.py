@@ -24,7 +24,10 @@ def test_an_outage_is_shown_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert isinstance(answer, View)
         return answer
 
-    def frame(look: View, *, width: int, title: str = "", problem: str = "") -> str:
+    def frame(
+        look: View, *, width: int, title: str = "", problem: str = "", options: str = ""
+    ) -> str:
+        assert options == "--name mine"
         shown.append((look, problem))
         return ""
 
@@ -35,7 +38,7 @@ def test_an_outage_is_shown_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(lab, "gather", gather)
     monkeypatch.setattr(lab, "frame", frame)
     monkeypatch.setattr(command.time, "sleep", sleep)
-    command._live(None, "vgpu", "", 2.0, 5.0)  # type: ignore[arg-type]
+    command._live(None, "mine", "", 2.0, 5.0)  # type: ignore[arg-type]
     looks = [look for look, _ in shown]
     assert looks == [first, first, second, second], "the last one stays on the screen"
     assert [bool(problem) for _, problem in shown] == [False, True, False, False]
