@@ -18,30 +18,7 @@ from testbed.lab.scenario.pods import TRIAL_LABEL
 from testbed.lab.scenario.record import Report
 from testbed.lab.wait import wait_until
 
-ROOT = Path(__file__).parents[2]
-
-
-def run(testbed, tmp_path, *arguments, timeout=600):
-    """Call the command line as a user would."""
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from testbed.cli import main; main()",
-            "run",
-            "--name",
-            testbed.name,
-            "--runs",
-            str(tmp_path / "runs"),
-            *arguments,
-        ],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+from .cases import clone, run
 
 
 def test_the_example_passes_and_its_control_fails(testbed, tmp_path):
@@ -134,42 +111,9 @@ def test_programs_of_the_cluster_that_die_in_a_trial_change_nothing(testbed, tmp
     assert "own" in out and "pass" in out
 
 
-def clone(tmp_path, case):
-    """Make a clone's folders with one case, ``co_location/own``; return it."""
-    folder = tmp_path / "scenarios" / "co_location"
-    folder.mkdir(parents=True)
-    for path in (ROOT / "scenarios/co_location").glob("*.py"):
-        (folder / path.name).write_text(path.read_text())
-    (folder / "own.yaml").write_text(case)
-    (tmp_path / "notebooks").mkdir()
-    notebook = "notebooks/co_location.ipynb"
-    (tmp_path / notebook).write_text((ROOT / notebook).read_text())
-    return tmp_path
-
-
 def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
     clone(tmp_path, "pods: {a: {gpumem: 999999}}\nallocators: [native]\n")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from testbed.cli import main; main()",
-            "run",
-            "co_location/own",
-            "--name",
-            testbed.name,
-            "--runs",
-            str(tmp_path / "runs"),
-            "--timeout",
-            "120",
-        ],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "NO_COLOR": "1"},
-    )
+    done = run(testbed, tmp_path, "co_location/own", "--timeout", "120", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "pod a finds no place: 0/1 nodes" in done.stdout
     assert "CardInsufficientMemory" in done.stdout and "to fix: ask for less" in done.stdout
