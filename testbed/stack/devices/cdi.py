@@ -9,6 +9,7 @@ earlier container with an unresolvable device.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from testbed.stack.devices.driver_root import DriverRoot
 CDI_VERSION = "0.6.0"
 _VENDOR, _CLASS = names.CDI_KIND.split("/")
 _PREFIX = f"{_VENDOR}-{_CLASS}-"
+
+#: Where packages put ``nvidia-ctk``, and where the GPU operator's toolkit container does.
+_TOOL_FOLDERS = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit")
 
 _MOUNT_READ_ONLY = ["ro", "rbind", "rprivate", "nosuid", "nodev"]
 _MOUNT_READ_WRITE = ["rw", "rbind", "rprivate", "nosuid", "nodev"]
@@ -57,14 +61,18 @@ def emulated_spec(root: DriverRoot, uuid: str) -> CdiSpec:
 
 
 def hardware_specs(root: DriverRoot, uuids: Iterable[str]) -> tuple[CdiSpec, ...]:
-    """Return the specs of NVIDIA's cards, made by the node's ``nvidia-ctk``.
+    """Return the specs of NVIDIA's cards, made by ``nvidia-ctk``.
+
+    Where this process sees the node's own root, the node's is called, in that root: it
+    finds its libraries there, and paths in its answer are the node's. Where the driver has
+    a root to itself, it is that of this process (the image's), told of that root.
 
     Raises:
         MissingTool: there is no ``nvidia-ctk``.
         DeployError: it failed, or knows not every card.
     """
     command = [
-        *("nvidia-ctk", "cdi", "generate", "--vendor", _VENDOR, "--class", _CLASS),
+        *(*_tool(root), "cdi", "generate", "--vendor", _VENDOR, "--class", _CLASS),
         *("--device-name-strategy", "uuid", "--format", "json", "--driver-root", root.path),
     ]
     try:
@@ -72,7 +80,7 @@ def hardware_specs(root: DriverRoot, uuids: Iterable[str]) -> tuple[CdiSpec, ...
     except FileNotFoundError as error:
         raise MissingTool(
             "CDI specs cannot be made",
-            why="nvidia-ctk is not installed",
+            why="nvidia-ctk is installed neither on the node nor in the plugin's image",
             hint="install NVIDIA's container toolkit (nvidia-container-toolkit-base)",
         ) from error
     except subprocess.TimeoutExpired as error:
@@ -82,6 +90,15 @@ def hardware_specs(root: DriverRoot, uuids: Iterable[str]) -> tuple[CdiSpec, ...
     if done.returncode != 0:
         raise DeployError("CDI specs cannot be made", why=done.stderr.strip()[-2000:])
     return split_spec(done.stdout, uuids)
+
+
+def _tool(root: DriverRoot) -> list[str]:
+    """Return the words that call ``nvidia-ctk``: the node's in its own root, else one of ours."""
+    if root.path == "/" and root.seen != Path("/"):
+        for folder in _TOOL_FOLDERS:
+            if os.path.lexists(root.seen / folder / "nvidia-ctk"):
+                return ["chroot", str(root.seen), f"/{folder}/nvidia-ctk"]
+    return ["nvidia-ctk"]
 
 
 def split_spec(text: str, uuids: Iterable[str]) -> tuple[CdiSpec, ...]:

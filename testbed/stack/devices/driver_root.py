@@ -28,11 +28,13 @@ class DriverRoot:
         path: On the node; what CDI specs name.
         emulated: True for the emulated card's driver box.
         nvml: NVML's file as this process sees it.
+        seen: The root as this process sees it.
     """
 
     path: str
     emulated: bool
     nvml: Path
+    seen: Path = Path("/")
 
 
 def find_driver_root(wanted: str | None, *, host: Path | None = None) -> DriverRoot:
@@ -57,7 +59,7 @@ def find_driver_root(wanted: str | None, *, host: Path | None = None) -> DriverR
             library = seen / folder / NVML_FILE
             looked.append(str(library))
             if library.exists():
-                return DriverRoot(path=root, emulated=emulated, nvml=library)
+                return DriverRoot(path=root, emulated=emulated, nvml=library, seen=seen)
     raise InputError(
         "no GPU driver on this node",
         why="none of " + ", ".join(looked) + " exists",

@@ -45,14 +45,14 @@ def test_emulated_root_is_told_by_its_mark(tmp_path: Path) -> None:
         find_driver_root(str(tmp_path))
     touch(tmp_path / "EMULATION")
     root = find_driver_root(str(tmp_path))
-    assert root == DriverRoot(path=str(tmp_path), emulated=True, nvml=library)
+    assert root == DriverRoot(path=str(tmp_path), emulated=True, nvml=library, seen=tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["usr/lib/x86_64-linux-gnu", "usr/lib64", "lib64"])
 def test_hardware_root(tmp_path: Path, folder: str) -> None:
     library = touch(tmp_path / folder / "libnvidia-ml.so.1")
     assert find_driver_root(str(tmp_path)) == DriverRoot(
-        path=str(tmp_path), emulated=False, nvml=library
+        path=str(tmp_path), emulated=False, nvml=library, seen=tmp_path
     )
 
 
@@ -60,7 +60,7 @@ def test_the_nodes_own_root_is_seen_where_the_pod_has_it(tmp_path: Path) -> None
     library = touch(tmp_path / "usr/lib64/libnvidia-ml.so.1")
     for wanted in ("/", None, "auto"):
         root = find_driver_root(wanted, host=tmp_path)
-        assert (root.path, root.nvml) == ("/", library)
+        assert (root.path, root.nvml, root.seen) == ("/", library, tmp_path)
 
 
 def test_no_driver_names_where_was_looked(tmp_path: Path) -> None:
@@ -186,6 +186,31 @@ def test_hardware_specs_ask_nvidias_tool(tmp_path: Path, monkeypatch: pytest.Mon
     tool(tmp_path, monkeypatch, "echo no driver here >&2; exit 3")
     with pytest.raises(DeployError, match="no driver here"):
         hardware_specs(root, ["GPU-a"])
+
+
+def test_the_nodes_own_tool_is_called_in_the_nodes_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool(tmp_path, monkeypatch, "echo of the image >&2; exit 1")
+    chroot = tmp_path / "bin/chroot"
+    chroot.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\necho '{generated('GPU-a')}'\n")
+    chroot.chmod(0o755)
+    host = tmp_path / "host"
+    root = DriverRoot(path="/", emulated=False, nvml=Path("/x"), seen=host)
+    with pytest.raises(DeployError, match="of the image"):  # the node has none
+        hardware_specs(root, ["GPU-a"])
+    # A link leads to where it leads in the node's root.
+    (host / "usr/bin").mkdir(parents=True)
+    (host / "usr/bin/nvidia-ctk").symlink_to("/opt/only-there/nvidia-ctk")
+    (spec,) = hardware_specs(root, ["GPU-a"])
+    assert spec.uuid == "GPU-a"
+    words = (tmp_path / "asked").read_text().split()
+    assert words[:4] == [str(host), "/usr/bin/nvidia-ctk", "cdi", "generate"]
+    assert words[-2:] == ["--driver-root", "/"]
+    # A driver with a root to itself has no tool in it.
+    other = DriverRoot(path="/run/nvidia/driver", emulated=False, nvml=Path("/x"), seen=host)
+    with pytest.raises(DeployError, match="of the image"):
+        hardware_specs(other, ["GPU-a"])
 
 
 class Process:
