@@ -52,6 +52,7 @@ def open_case(
     session = Session(shell)
     if not session.ruled:
         case = label_of(case, question, checked, root)
+    wanted = Testbed(testbed)  # before the folder: a name that is none leaves nothing
     run = None if run_folder else new_folder(root.parent / "runs")
     folder = run / case if run is not None else Path(run_folder)
     return Experiment(
@@ -59,7 +60,7 @@ def open_case(
         root / question_name,
         checked,
         case,
-        Testbed(testbed),
+        wanted,
         folder.absolute(),
         session,
         run=run,

@@ -31,6 +31,7 @@ from pathlib import Path
 import testbed.lab.experiment as experiment, testbed.lab.notebook as notebook
 import testbed.lab.reaper as reaper, testbed.lab.session as session
 from testbed.lab.scenario.record import Check, Control
+from testbed.lab.testbed import checked_name
 
 NOTES = Path(os.environ["DOUBLE_NOTES"])
 def note(text):
@@ -40,7 +41,7 @@ def note(text):
 class Double:
     """Absent until it is brought up."""
     def __init__(self, name):
-        self.name, self.state = name, os.environ["DOUBLE_STATE"]
+        self.name, self.state = checked_name(name), os.environ["DOUBLE_STATE"]
         self.cluster = types.SimpleNamespace(status=lambda: types.SimpleNamespace(
             state=self.state, id_range=True, nodes=[types.SimpleNamespace(cards=["a", "b"])]))
         self.kube = types.SimpleNamespace(version=lambda: "v1")
@@ -124,7 +125,7 @@ class Run:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=240,
             check=False,
         )
 
@@ -186,6 +187,8 @@ def test_a_check_that_does_not_hold_fails_papermill_too(run: Run, verdict: str) 
         (("-p", "allocator", "native"), ["allocator", "did you mean allocators?"]),
         (("-p", "ceiling_pct", "50"), ["ceiling_pct is 50"]),
         (("-y", "pods: {a: {gpumen: 2048}}"), ["gpumen"]),
+        (("-p", "policy", "forced"), ["'forced'", "policy {default | disable | force}"]),
+        (("-p", "testbed", "A B"), ["'A B' cannot name a testbed"]),
     ],
 )
 def test_a_parameter_that_is_none_stops_it_before_anything_runs(
@@ -271,11 +274,11 @@ def test_whoever_waits_for_the_kernel_ends_when_it_does() -> None:
                     "the kernel is watched",
                     lambda: pidfds(waiting.pid),
                     ready=lambda found: found == 1,
-                    timeout_s=60,
+                    timeout_s=120,
                 )
                 assert waiting.poll() is None
                 kernel.send_signal(signal.SIGKILL)
-                assert waiting.wait(60) == 0
+                assert waiting.wait(120) == 0
             finally:
                 kernel.kill()
                 waiting.kill()

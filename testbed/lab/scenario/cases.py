@@ -182,7 +182,14 @@ def checked_parameters(question: Question, values: dict[str, Any]) -> Any:
 
 
 def _names(shape: msgspec.inspect.Type) -> str:
-    """Return the names that a shape has, those of the shapes in it in braces."""
+    """Return the names that a shape has, those of the shapes in it in braces.
+
+    Where only some values can be, they stand there: ``policy {default | force}``.
+    """
+    if isinstance(shape, msgspec.inspect.LiteralType):
+        return " | ".join(map(str, shape.values))
+    if isinstance(shape, msgspec.inspect.CollectionType):
+        return _names(shape.item_type)
     if isinstance(shape, msgspec.inspect.StructType):
         inner = [(field.encode_name, _names(field.type)) for field in shape.fields]
         return ", ".join(f"{name} {{{names}}}" if names else name for name, names in inner)
