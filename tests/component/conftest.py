@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import random
 import shutil
 import socket
 import ssl
@@ -29,7 +30,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-START_S = 60.0
+START_S = 180.0
 
 
 def binaries() -> Path:
@@ -42,12 +43,23 @@ def binaries() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """Return a port that nobody listens on, for a program that is started later.
+
+    Below those that the kernel gives to whoever connects: of those, one could be taken by
+    a client until then.
+    """
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    while True:
+        port = random.randrange(10_000, max(10_100, int(given[0])))
+        with socket.socket() as found:
+            try:
+                found.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
-def wait_for(predicate: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any:
+def wait_for(predicate: Callable[[], Any], seconds: float = 120.0, what: str = "") -> Any:
     """Return the first true value of a predicate; fail with its last value and ``what``."""
     deadline = time.monotonic() + seconds
     while True:
@@ -235,7 +247,7 @@ class ControlPlane:
             headers={"Content-Type": content_type},
         )
         try:
-            with urllib.request.urlopen(request, context=self._tls, timeout=20) as answer:
+            with urllib.request.urlopen(request, context=self._tls, timeout=60) as answer:
                 raw = answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -21,7 +21,7 @@ def said(*arguments, text=TORCH, code=0):
         [sys.executable, "-c", PROGRAM, "card", "shell", *arguments, "--", "python", "-c", text],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert done.returncode == code, done.stderr

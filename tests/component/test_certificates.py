@@ -45,7 +45,7 @@ def renew(api_server, python, values, user):
         f"--registration={values.namespace}-webhook", "--scheduler=vgpu-scheduler",
         f"--kubeconfig={kubeconfig}",
     ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
 
 
 def versions(kube, values):
@@ -90,5 +90,5 @@ def test_the_kubeconfig_is_one_line_of_input(api_server, python, deployed, tmp_p
     path.write_text(yaml.safe_dump({"kind": "Config"}))
     command = [python, "-m", "testbed.stack.certificates", "--registration=r", "--scheduler=s",
                f"--namespace={values.namespace}", f"--kubeconfig={path}"]  # fmt: skip
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert found.returncode == 2 and "Traceback" not in found.stderr

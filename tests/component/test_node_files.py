@@ -31,7 +31,7 @@ def tried(driver: Path) -> tuple[int, dict]:
         ["unshare", "--user", "--map-root-user", "--mount", *own],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
         cwd=ROOT,
         env={

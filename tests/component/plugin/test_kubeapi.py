@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ from testbed.stack.kubeapi import ApiError, KubeApi
 from testbed.stack.monitor.follow import follow_pods
 from testbed.stack.monitor.pods import PodIndex
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 MINE = {"fieldSelector": "spec.nodeName=n1"}
 
 
@@ -56,6 +57,17 @@ def test_preconditions_and_what_the_server_says(client: KubeApi, api: Any, bound
     assert caught.value.status == 404
 
 
+def waiting(server: socket.socket) -> int:
+    """Return how many connected to a server that takes nobody in."""
+    count = 0
+    server.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            count += 1
+    return count
+
+
 def test_nobody_listens_and_nobody_answers(tmp_path: Path, api: Any) -> None:
     config = api.kubeconfig(tmp_path / "kubeconfig")
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -64,11 +76,10 @@ def test_nobody_listens_and_nobody_answers(tmp_path: Path, api: Any) -> None:
         here = text.split("http://127.0.0.1:")[1].split("\n")[0]
         config.write_text(text.replace(f":{here}", f":{port}"))
         client = KubeApi.connect(config)
-        began = time.monotonic()
         with pytest.raises(ApiError) as caught:
             client.get("/api/v1/pods", timeout_s=0.3)
         assert caught.value.status == 0
-        assert time.monotonic() - began < 5, "no silent repetitions"
+        assert waiting(silent) == 1, "no silent repetitions"
     with pytest.raises(ApiError) as caught:
         client.get("/api/v1/pods")
     assert caught.value.status == 0
