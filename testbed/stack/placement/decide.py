@@ -7,15 +7,15 @@ names decoded (5,000 names cost more than the whole decision).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from testbed.stack.model import PodShares
-from testbed.stack.placement.fit import may_fit, place, score, shares_of
-from testbed.stack.placement.ledger import Floats, Ledger, Mask
+from testbed.stack.placement.fit import place, shares_of
+from testbed.stack.placement.ledger import Ledger, Mask
 from testbed.stack.placement.offer import Offer as Offer
+from testbed.stack.placement.outlook import Outlook, outlook
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 from testbed.stack.placement.single import place_row, single
@@ -55,20 +55,27 @@ def decide(
     """
     if ledger.size == 0:
         return None
-    fits = may_fit(ledger, pod)
-    if not fits.any():
+    view = outlook(ledger, pod)
+    key = view.key
+    row = int(key.argmax())
+    if key[row] == -np.inf:
         return None
-    grades = score(ledger, pod)
-    key = np.where(fits, grades if pod.node_policy == "binpack" else -grades, -np.inf)
     tried = 0
     if single(pod):
-        for row in _best(key, _TRIES):
+        rest = key
+        while tried < _TRIES:
             tried += 1
             if offer.holds(ledger.quoted(row)):
                 shares = place_row(ledger, pod, row, room)
                 if shares is not None:
-                    return _choice(ledger, row, shares, grades)
-    rows = np.flatnonzero(fits)
+                    return _choice(ledger, row, shares, view)
+            if rest is key:
+                rest = key.copy()
+            rest[row] = -np.inf
+            row = int(rest.argmax())
+            if rest[row] == -np.inf:
+                return None
+    rows = np.flatnonzero(key > -np.inf)
     rows = rows[np.argsort(-key[rows], kind="stable")][tried:]
     offered: Mask | None = None
     misses, step = 0, _CHUNK
@@ -84,21 +91,10 @@ def decide(
             if offered is None and misses == _MISSES:
                 offered = offer.offered(ledger)
             if offer.holds(ledger.quoted(row)) if offered is None else offered[row]:
-                return _choice(ledger, row, shares_of(ledger, pod, placement, at, row), grades)
+                return _choice(ledger, row, shares_of(ledger, pod, placement, at, row), view)
             misses += 1
     return None
 
 
-def _choice(ledger: Ledger, row: int, shares: PodShares, grades: Floats) -> Choice:
-    return Choice(node=ledger.name_of(row), shares=shares, score=float(grades[row]))
-
-
-def _best(key: Floats, tries: int) -> Iterator[int]:
-    """Yield the rows of the highest keys, the highest first, of equals the lowest."""
-    rest = key.copy()
-    for _ in range(min(tries, len(rest))):
-        row = int(rest.argmax())
-        if rest[row] == -np.inf:
-            return
-        yield row
-        rest[row] = -np.inf
+def _choice(ledger: Ledger, row: int, shares: PodShares, view: Outlook) -> Choice:
+    return Choice(node=ledger.name_of(row), shares=shares, score=view.score(row))

@@ -10,8 +10,9 @@ containers are through.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from testbed.stack.model import PodShares
 
@@ -24,8 +25,7 @@ class Kind(StrEnum):
     APP = "app"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charge:
+class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is taken from one card."""
 
     slots: int = 0

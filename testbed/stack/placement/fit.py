@@ -165,18 +165,18 @@ def mutex_of(pod: PodRequest, request: Request) -> bool:
     return policy_of(pod.card_policy).mutex or request.core_pct >= EXCLUSIVE_PCT
 
 
-def may_fit(ledger: Ledger, pod: PodRequest) -> Mask:
-    """Return, for every row, whether each container on its own finds its cards."""
-    rows = slice(0, ledger.size)
+def may_fit(ledger: Ledger, pod: PodRequest, rows: Rows | slice | None = None) -> Mask:
+    """Return, for every row or for some, whether each container on its own finds its cards."""
+    if rows is None:
+        rows = slice(0, ledger.size)
     accepted = allowed(ledger, pod, rows)
-    together = _together(pod)
-    mutex = len(together) > 1 and policy_of(pod.card_policy).mutex
+    mutex = len(pod.together) > 1 and policy_of(pod.card_policy).mutex
     result: Mask | None = None
     alone: Mask | None = None  # under mutex: cards that take any of the containers
-    for request, at_once in together.items():
+    for request, at_once in pod.together.items():
         need: NDArray[np.int32] | int = min(request.mem_mib or 0, INT32_MAX)
         if request.mem_mib is None:
-            need = _percent_need(ledger, request.mem_pct or 0)
+            need = _percent_need(ledger, request.mem_pct or 0)[rows]
         fits: Mask = ledger.mem_open[rows] >= need
         if accepted is not None:
             fits &= accepted
@@ -193,19 +193,8 @@ def may_fit(ledger: Ledger, pod: PodRequest) -> Mask:
         if mutex:
             alone = fits if alone is None else alone | fits
     if result is not None and alone is not None:
-        result &= _enough(alone, sum(together.values()))
-    return np.ones(ledger.size, np.bool_) if result is None else result
-
-
-def _together(pod: PodRequest) -> dict[Request, int]:
-    """Return the pod's distinct requests, each with how many cards all containers take
-    that live as long as the pod and ask for the same."""
-    found: dict[Request, int] = {}
-    for request, kind in zip(pod.containers, pod.kinds, strict=True):
-        if request.count:
-            lasting = 0 if kind is Kind.INIT else request.count
-            found[request] = found.get(request, 0) + lasting
-    return found
+        result &= _enough(alone, sum(pod.together.values()))
+    return np.ones(ledger.grade[rows].shape, np.bool_) if result is None else result
 
 
 def _percent_need(ledger: Ledger, percent: int) -> NDArray[np.int32]:
@@ -323,18 +312,20 @@ def shares_of(
     )
 
 
-def score(ledger: Ledger, pod: PodRequest) -> Floats:
-    """Return each row's score on HAMi's scale: 10 times the sum of the three fill
-    grades (slots, memory, cores) *with* the pod on it (HAMi #1699, #2870)."""
-    rows = slice(0, ledger.size)
+def bonus(ledger: Ledger, pod: PodRequest) -> Floats:
+    """Return what the pod adds to a node's fill grades, for each kind of node.
+
+    A node's score on HAMi's scale is ten times the sum of its fill grades (slots, memory,
+    cores) *with* the pod on it (HAMi #1699, #2870): ``ledger.grade`` and this.
+    """
     slots, mem, mem_pct, cores = _asked(pod)
-    asked = np.array([slots, mem, cores], np.float64)
-    grade = ledger.grade[rows] + ledger.inverse[rows] @ asked
+    inverse, cards = ledger.kinds()
+    # One after the other, so that nodes that are alike get exactly the same.
+    added: Floats = slots * inverse[0] + mem * inverse[1] + cores * inverse[2]
     if mem_pct:
         # A percentage is of one card; over unequal cards of a node the mean is meant.
-        grade += mem_pct / (100 * np.maximum(count_true(ledger.present[rows]), 1))
-    graded: Floats = 10 * grade
-    return graded
+        added += mem_pct / (100 * np.maximum(cards, 1))
+    return added
 
 
 def _asked(pod: PodRequest) -> tuple[int, int, int, int]:

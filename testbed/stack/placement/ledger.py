@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +25,20 @@ from testbed.stack.model import MODE_HAMI_CORE, Card
 from testbed.stack.placement.effective import Charge
 from testbed.stack.placement.offer import Index
 
+if TYPE_CHECKING:
+    from testbed.stack.placement.outlook import Outlook
+
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _WORD = 8  # cards in one 64-bit word of booleans
-_INT16, _INT32 = np.iinfo(np.int16), np.iinfo(np.int32)
+_MOST_CORE, _MOST_MEM = int(np.iinfo(np.int16).max), int(np.iinfo(np.int32).max)
 #: Arrays that are remembered of what cards are; each is as large as a grid.
 _REMEMBERED = 32
+#: Changes of rows that are remembered.
+_CHANGES = 4096
 
 
 def count_true(cards: Mask) -> Numbers:
@@ -65,6 +70,11 @@ def distinct(values: NDArray[Any]) -> tuple[Numbers, Numbers]:
     kinds: Numbers = np.empty(len(order), np.int64)
     kinds[order] = np.cumsum(new) - 1
     return order[new], kinds
+
+
+def _numbers(grid: NDArray[Any]) -> Any:
+    """Return a grid's numbers, each to be read and written by row and column."""
+    return memoryview(grid)  # type: ignore[arg-type]
 
 
 def numa_nodes(numa: Numbers, cards: Mask) -> list[int]:
@@ -111,6 +121,12 @@ class Ledger:
         self._remembered: dict[Hashable, NDArray[Any]] = {}
         self._index: Index | None = None
         self._books = True
+        self._changes: list[int] = []  # the rows of the last changes
+        self._forgotten = 0  # how many changes there were before those
+        #: Nodes with the same totals and number of cards are of one kind.
+        self._kinds: dict[tuple[int, int, int, int], int] = {}
+        #: What ``outlook`` keeps with the ledger, by the identity of a request.
+        self.outlooks: dict[int, Outlook] = {}
         self._allocate()
 
     # --- nodes -----------------------------------------------------------
@@ -148,7 +164,7 @@ class Ledger:
         if links:
             self._links[row] = dict(links)
         self._write_cards(row, ordered, self._cordoned[name])
-        self._remembered.clear()
+        self._renew()
         if self._books:
             self._recount(row)
         else:
@@ -161,6 +177,7 @@ class Ledger:
         if row is None:
             return
         self._clear_row(row)
+        self._renew()
         self._cordoned.pop(name, None)
         self._index = None
         self._names[row], self._quoted[row] = "", b""
@@ -247,6 +264,35 @@ class Ledger:
             self._remembered[key] = found
         return found
 
+    def _renew(self) -> None:
+        """Note that a node has changed, and with it what follows from what cards are."""
+        self._remembered.clear()
+        self._forgotten += len(self._changes) + 1
+        self._changes.clear()
+
+    @property
+    def stamp(self) -> int:
+        """A number that grows with each change."""
+        return self._forgotten + len(self._changes)
+
+    def changed_since(self, stamp: int) -> set[int] | None:
+        """Return the rows on which something else is free than at a stamp; None if that is
+        not known any more, or if nodes came, went or changed."""
+        at = stamp - self._forgotten
+        return set(self._changes[at:]) if at >= 0 else None
+
+    def _note(self, row: int) -> None:
+        self._changes.append(row)
+        if len(self._changes) > _CHANGES:
+            self._forgotten += _CHANGES // 2
+            del self._changes[: _CHANGES // 2]
+
+    def kinds(self) -> tuple[Floats, Numbers]:
+        """Return of each kind of node 1 by its slots, memory and cores (three rows), and how
+        many cards it has; ``kind`` says which row is of which."""
+        found: Numbers = np.array(list(self._kinds) or [(1, 1, 1, 1)], np.int64).T
+        return 1 / np.maximum(found[:3], 1), found[3]
+
     # --- promises --------------------------------------------------------
 
     def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
@@ -286,6 +332,7 @@ class Ledger:
         if self._books:
             return
         self._books = True
+        self._renew()
         self._reset(slice(0, self.size))
         rows, columns, amounts = array("q"), array("q"), array("q")
         for held in self._promises.values():
@@ -398,6 +445,12 @@ class Ledger:
         #: One by each total, and the sum of used by total: a score is one product away.
         self.inverse: Floats = np.zeros((self._capacity, 3))
         self.grade: Floats = np.zeros(self._capacity)
+        self.kind: Numbers = np.zeros(self._capacity, np.int64)
+        # A single number is had from these in half the time.
+        self._slots_at, self._mem_at = _numbers(self.slots_free), _numbers(self.mem_free)
+        self._core_at, self._usable_at = _numbers(self.core_free), _numbers(self.usable)
+        self._open_at, self._mem_open_at = _numbers(self.open), _numbers(self.mem_open)
+        self._core_open_at, self._used_at = _numbers(self.core_open), _numbers(self.used)
 
     _GRIDS = (
         "slots_free", "slots_total", "mem_free", "mem_total", "core_free", "core_total",
@@ -407,7 +460,7 @@ class Ledger:
 
     def _resize(self, capacity: int, width: int) -> None:
         rows, columns = self._capacity, self._width
-        flat = ("used", "total", "inverse", "grade")
+        flat = ("used", "total", "inverse", "grade", "kind")
         old = {name: getattr(self, name) for name in (*self._GRIDS, *flat)}
         self._capacity, self._width = capacity, width
         self._allocate()
@@ -447,7 +500,6 @@ class Ledger:
                 del self._places[card.uuid]
         self._cards[row] = ()
         self._links.pop(row, None)
-        self._remembered.clear()
         for name in self._GRIDS:
             getattr(self, name)[row] = 0
         self.mem_open[row] = self.core_open[row] = -1
@@ -474,6 +526,9 @@ class Ledger:
         self.cordon[here] = [card.uuid in cordoned for card in cards]
         self.shareable[here] = [card.mode == MODE_HAMI_CORE for card in cards]
         self.usable[here] = self.healthy[here] & ~self.cordon[here] & self.shareable[here]
+        sums = (sum(c.slots for c in cards), sum(c.mem_mib for c in cards))
+        kind = (*sums, sum(c.core_pct for c in cards), len(cards))
+        self.kind[row] = self._kinds.setdefault(kind, len(self._kinds))
 
     def _recount(self, row: int) -> None:
         """Compute a row's free values from the promises on it."""
@@ -496,8 +551,8 @@ class Ledger:
         mem, core = self.mem_free[rows], self.core_free[rows]
         open_ = self.usable[rows] & (self.slots_free[rows] > 0) & (core > 0)
         self.open[rows] = open_
-        self.mem_open[rows] = np.where(open_, np.clip(mem, -1, _INT32.max), -1)
-        self.core_open[rows] = np.where(open_, np.minimum(core, _INT16.max), -1)
+        self.mem_open[rows] = np.where(open_, np.clip(mem, -1, _MOST_MEM), -1)
+        self.core_open[rows] = np.where(open_, np.minimum(core, _MOST_CORE), -1)
 
     def _book(self, held: Held, sign: int) -> None:
         row = self._row.get(held[0])
@@ -512,19 +567,22 @@ class Ledger:
                     taken[1] += sign * mem
                     taken[2] += sign * core
         if any(taken):
-            self.used[row] += taken
-            slots, mem, core = (self.used[row] * self.inverse[row]).tolist()
-            self.grade[row] = slots + mem + core  # in the order in which numpy adds
+            self._note(row)
+            used, grade = self._used_at, 0.0
+            for part, inverse in enumerate(self.inverse[row].tolist()):
+                used[row, part] += taken[part]
+                grade += used[row, part] * inverse  # in the order in which numpy adds
+            self.grade[row] = grade
 
     def _take(self, place: tuple[int, int], slots: int, mem: int, core: int) -> None:
         """Take from a card, and derive what follows of it: plain numbers, since numpy's
         calls on a row cost more than the work."""
-        slots_left = int(self.slots_free[place]) - slots
-        mem_left = int(self.mem_free[place]) - mem
-        core_left = int(self.core_free[place]) - core
-        self.slots_free[place], self.mem_free[place] = slots_left, mem_left
-        self.core_free[place] = core_left
-        open_ = bool(self.usable[place]) and slots_left > 0 and core_left > 0
-        self.open[place] = open_
-        self.mem_open[place] = max(-1, min(mem_left, _INT32.max)) if open_ else -1
-        self.core_open[place] = min(core_left, _INT16.max) if open_ else -1
+        slots_left = self._slots_at[place] - slots
+        mem_left = self._mem_at[place] - mem
+        core_left = self._core_at[place] - core
+        self._slots_at[place], self._mem_at[place] = slots_left, mem_left
+        self._core_at[place] = core_left
+        open_ = self._usable_at[place] and slots_left > 0 and core_left > 0
+        self._open_at[place] = open_
+        self._mem_open_at[place] = max(-1, min(mem_left, _MOST_MEM)) if open_ else -1
+        self._core_open_at[place] = min(core_left, _MOST_CORE) if open_ else -1

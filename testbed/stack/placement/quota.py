@@ -11,14 +11,14 @@ not there allows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from testbed.stack.model import VENDOR_NVIDIA
 from testbed.stack.placement.effective import Charge
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Memory and cores, of a quota or of what is used; None is no bound."""
 
     mem_mib: int | None = None
@@ -108,9 +108,13 @@ class Quotas:
         if not quotas:
             return UNBOUNDED
         mem, core = self._used.get((namespace, vendor), (0, 0))
+        mem_left = core_left = None
+        for quota in quotas.values():
+            mem_left = _less(mem_left, quota.mem_mib)
+            core_left = _less(core_left, quota.core_pct)
         return Amount(
-            mem_mib=_left((q.mem_mib for q in quotas.values()), mem),
-            core_pct=_left((q.core_pct for q in quotas.values()), core),
+            mem_mib=None if mem_left is None else mem_left - mem,
+            core_pct=None if core_left is None else core_left - core,
         )
 
     def hard(self) -> Mapping[Scope, Mapping[str, Amount]]:
@@ -134,6 +138,8 @@ def _unpacked(held: int | tuple[int, int, int]) -> tuple[int, int, int]:
     return number, *divmod(rest, _CORES)
 
 
-def _left(bounds: Iterable[int | None], used: int) -> int | None:
-    known = [bound for bound in bounds if bound is not None]
-    return min(known) - used if known else None
+def _less(one: int | None, other: int | None) -> int | None:
+    """Return the tighter of two bounds."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

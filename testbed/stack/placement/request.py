@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from testbed import units
@@ -20,6 +21,7 @@ from testbed.stack.placement.effective import Kind
 from testbed.stack.placement.quantities import INT32_MAX, container_name, quantity
 
 _ANY_CARD = Constraint()
+_TEXTS = frozenset((str, type(None)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,24 +34,74 @@ class PodRequest:
     node_policy: str = "binpack"
     card_policy: str = "spread"
     weights: policy.Weights = policy.EQUAL
+    #: Whether any container asks for a card.
+    asks: bool = field(init=False)
+    #: The word of the cards that it asks for; a pod asks for those of one vendor.
+    vendor: str = field(init=False)
+    #: Its distinct requests, each with how many cards all containers take that live as long
+    #: as the pod and ask for the same.
+    together: Mapping[Request, int] = field(init=False, compare=False, repr=False)
 
-    @property
-    def asks(self) -> bool:
-        """Whether any container asks for a card."""
-        return any(request.count for request in self.containers)
-
-    @property
-    def vendor(self) -> str:
-        """The word of the cards that it asks for; a pod asks for those of one vendor."""
-        return next((r.vendor for r in self.containers if r.count), VENDOR_NVIDIA)
+    def __post_init__(self) -> None:
+        words = [request.vendor for request in self.containers if request.count]
+        object.__setattr__(self, "asks", bool(words))
+        object.__setattr__(self, "vendor", words[0] if words else VENDOR_NVIDIA)
+        together: dict[Request, int] = {}
+        for request, kind in zip(self.containers, self.kinds, strict=True):
+            if request.count:
+                lasting = 0 if kind is Kind.INIT else request.count
+                together[request] = together.get(request, 0) + lasting
+        object.__setattr__(self, "together", together)
 
 
 def pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
-    """Return what the pod asks for.
+    """Return what the pod asks for; pods that say the same get the same object.
 
     Raises:
         InputError: a quantity, an annotation or the pod's shape cannot be used.
     """
+    known = _known(config)
+    said = _said(pod, known)
+    try:
+        found = known.pods.get(said) if said is not None else None
+    except TypeError:
+        said = found = None  # a list or a map where a text should be
+    if found is not None:
+        return found
+    found = _pod_request(pod, config)
+    # Only texts are kept: True would be found as 1.
+    if said is not None and all(_TEXTS.issuperset(map(type, part)) for part in said):
+        if len(known.pods) >= _KEPT:
+            known.pods.clear()
+        known.pods[said] = found
+    return found
+
+
+def _said(pod: Mapping[str, Any], known: _Known) -> _Said | None:
+    """Return everything that a pod says of cards, container by container, its annotations
+    last; None where it has not a pod's shape."""
+    spec = pod.get("spec")
+    if not isinstance(spec, dict):
+        return None
+    said: list[Any] = []
+    for key in ("initContainers", "containers"):
+        members = spec.get(key)
+        if members is not None and not isinstance(members, list):
+            return None
+        for member in members or ():
+            if not isinstance(member, dict):
+                return None
+            resources = member.get("resources")
+            words = _key(resources, known.resources) if resources else ()
+            if words is None:
+                return None
+            said.append((key, member.get("restartPolicy"), *words))
+    annotations = _annotations(pod)
+    said.append(tuple(map(annotations.get, known.annotations)) if annotations else ())
+    return tuple(said)
+
+
+def _pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
     members = list(located_containers(pod))
     annotations = _annotations(pod)
     requests = tuple(container_request(member, config, where) for where, _, member in members)
@@ -160,26 +212,29 @@ def container_request(
     resources = container.get("resources")
     if not resources:
         return NO_REQUEST
-    known, names_ = _requests_known(config)
-    key = _key(resources, names_)
+    known = _known(config)
+    key = _key(resources, known.resources)
     try:
-        found = known.get(key) if key is not None else None
+        found = known.containers.get(key) if key is not None else None
     except TypeError:
         found = None  # a list or a map where a number should be
     if found is not None:
         return found
     found = _container_request(container, config, where)
     # Only texts are kept: True would be found as 1.
-    if key is not None and all(word is None or isinstance(word, str) for word in key):
-        if len(known) >= _KEPT:
-            known.clear()
-        known[key] = found
+    if key is not None and _TEXTS.issuperset(map(type, key)):
+        if len(known.containers) >= _KEPT:
+            known.containers.clear()
+        known.containers[key] = found
     return found
 
 
 def _container_request(container: Mapping[str, Any], config: DeviceConfig, where: str) -> Request:
     found = NO_REQUEST
+    said = _names_said(container.get("resources"))
     for vendor in vendors(config):
+        if said is not None and said.isdisjoint(vendor.resources):
+            continue
         request = vendor_request(container, vendor, where)
         if not request.count:
             continue
@@ -193,19 +248,37 @@ def _container_request(container: Mapping[str, Any], config: DeviceConfig, where
     return found
 
 
-#: Requests by what was written, of the configuration that was used last: the pods of a
-#: cluster say the same few things again.
-_last: tuple[DeviceConfig, dict[tuple[str | None, ...], Request], tuple[str, ...]] | None = None
+@dataclass(slots=True)
+class _Known:
+    """Requests by what was written, of one configuration: the pods of a cluster say the same
+    few things again."""
+
+    config: DeviceConfig
+    resources: tuple[str, ...]
+    annotations: tuple[str, ...]
+    containers: dict[tuple[str | None, ...], Request] = field(default_factory=dict)
+    pods: dict[_Said, PodRequest] = field(default_factory=dict)
+
+
+#: What containers and annotations say, part by part.
+_Said = tuple[tuple[str | None, ...], ...]
+_last: _Known | None = None  # of the configuration that was used last
 _KEPT = 4096
 
 
-def _requests_known(
-    config: DeviceConfig,
-) -> tuple[dict[tuple[str | None, ...], Request], tuple[str, ...]]:
+def _known(config: DeviceConfig) -> _Known:
     global _last
-    if _last is None or _last[0] is not config:
-        _last = (config, {}, resource_names(config))
-    return _last[1], _last[2]
+    found = _last
+    if found is None or found.config is not config:
+        wishes = [
+            key
+            for vendor in vendors(config)
+            for key in (vendor.use_type, vendor.nouse_type, vendor.use_uuid, vendor.nouse_uuid)
+        ]
+        wishes += (names.NUMA_BIND, names.NODE_POLICY, names.CARD_POLICY, names.CARD_WEIGHTS)
+        wishes.append(names.VGPU_MODE)
+        found = _last = _Known(config, resource_names(config), tuple(dict.fromkeys(wishes)))
+    return found
 
 
 def _key(resources: object, names_: tuple[str, ...]) -> tuple[str | None, ...] | None:
@@ -219,6 +292,19 @@ def _key(resources: object, names_: tuple[str, ...]) -> tuple[str | None, ...] |
             return None
         said += map(values.get, names_)
     return tuple(said)
+
+
+def _names_said(resources: object) -> set[str] | None:
+    """Return the resources that a container names; None where it is no map."""
+    if not isinstance(resources, dict):
+        return None
+    found: set[str] = set()
+    for part in ("limits", "requests"):
+        values = resources.get(part) or {}
+        if not isinstance(values, dict):
+            return None
+        found.update(values)
+    return found
 
 
 def vendor_request(container: Mapping[str, Any], vendor: Vendor, where: str = "") -> Request:
@@ -283,7 +369,12 @@ def _card_policy(annotations: Mapping[str, Any], config: DeviceConfig) -> str:
     given = annotations.get(names.CARD_POLICY)
     if not given:
         return config.gpuSchedulerPolicy
-    return ",".join(policy.card_policy(str(given), f"annotation {names.CARD_POLICY}").words)
+    return _card_words(str(given))
+
+
+@lru_cache(maxsize=256)
+def _card_words(given: str) -> str:
+    return ",".join(policy.card_policy(given, f"annotation {names.CARD_POLICY}").words)
 
 
 def _weights(annotations: Mapping[str, Any]) -> policy.Weights:

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from testbed.stack.model import Card, PodShares, Request, Share
 from testbed.stack.placement.choose import NUMA_NODES, PPM
 from testbed.stack.placement.effective import Kind
-from testbed.stack.placement.fit import EXCLUSIVE_PCT, allowed, policy_of
+from testbed.stack.placement.fit import (
+    EXCLUSIVE_PCT,
+    mutex_of,
+    policy_of,
+    type_mask,
+)
 from testbed.stack.placement.ledger import Ledger
+from testbed.stack.placement.quantities import INT32_MAX
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 from testbed.stack.policy import CardPolicy, Weights
@@ -51,17 +55,16 @@ def place_row(
         room: What its namespace's quota leaves it.
     """
     policy, cards = policy_of(pod.card_policy), ledger.cards_of(ledger.name_of(row))
-    usable = ledger.usable[row].tolist()
-    wanted = allowed(ledger, pod, np.array([row], np.int64))
-    if wanted is not None:
-        usable = [a and b for a, b in zip(usable, wanted[0].tolist(), strict=True)]
-    columns = [column for column in range(len(cards)) if usable[column]]
+    columns = _columns(ledger, pod, row, cards)
     running = _Left(
         ledger.slots_free[row].tolist(),
         ledger.mem_free[row].tolist(),
         ledger.core_free[row].tolist(),
     )
-    least = None if room.unbounded else running.copy()
+    # What is left at least matters where something is given back again.
+    peak = not room.unbounded and Kind.INIT in pod.kinds
+    before = None if room.unbounded else running.copy()
+    least = running.copy() if peak else running
     shares: list[tuple[Share, ...]] = []
     for request, kind in zip(pod.containers, pod.kinds, strict=True):
         if not request.count:
@@ -80,7 +83,7 @@ def place_row(
             left.slots[column] -= 1
             left.mem[column] -= needs[column]
             left.core[column] -= request.core_pct
-        if least is not None:
+        if peak:
             least.mem = list(map(min, least.mem, left.mem))
             least.core = list(map(min, least.core, left.core))
         shares.append(
@@ -94,9 +97,50 @@ def place_row(
                 for column in chosen
             )
         )
-    if least is not None and not _within(ledger, row, least, room):
+    if before is not None and not _within(before, least, room):
         return None
     return tuple(shares)
+
+
+def may_fit_row(ledger: Ledger, pod: PodRequest, row: int) -> bool:
+    """Tell of one row what ``fit.may_fit`` tells of many."""
+    cards = ledger.cards_of(ledger.name_of(row))
+    columns = _columns(ledger, pod, row, cards)
+    mem, core = ledger.mem_open[row].tolist(), ledger.core_open[row].tolist()
+    alone: set[int] = set()
+    mutex = len(pod.together) > 1 and policy_of(pod.card_policy).mutex
+    for request, at_once in pod.together.items():
+        needs, cores = _needs(request, cards), max(request.core_pct, 1)
+        fits = [c for c in columns if mem[c] >= min(needs[c], INT32_MAX) and core[c] >= cores]
+        count = request.count
+        if mutex_of(pod, request):
+            free = ledger.slots_free[row].tolist()
+            fits = [c for c in fits if free[c] == cards[c].slots]
+            count = max(count, at_once)
+        if pod.constraint.numa_bind and request.count > 1:
+            near = [cards[c].numa for c in fits]
+            fits = [c for c in fits if near.count(cards[c].numa) >= request.count]
+        if len(fits) < count:
+            return False
+        if mutex:
+            alone.update(fits)
+    return not mutex or len(alone) >= sum(pod.together.values())
+
+
+def _columns(ledger: Ledger, pod: PodRequest, row: int, cards: Sequence[Card]) -> list[int]:
+    """Return the cards that the pod accepts, whatever is free of them."""
+    here = slice(row, row + 1)
+    usable = ledger.usable[row]
+    by_type = type_mask(ledger, pod, here)
+    if by_type is not None:
+        usable = usable & by_type[0]
+    columns: list[int] = usable.nonzero()[0].tolist()
+    wish = pod.constraint
+    if wish.use_uuids:
+        columns = [column for column in columns if cards[column].uuid in wish.use_uuids]
+    if wish.nouse_uuids:
+        columns = [column for column in columns if cards[column].uuid not in wish.nouse_uuids]
+    return columns
 
 
 def _needs(request: Request, cards: Sequence[Card]) -> list[int]:
@@ -132,15 +176,15 @@ def _costs(
 ) -> list[tuple[int, int]]:
     """Return what each fitting card costs, with its column; the smallest goes first."""
     costs = []
+    by_slot, by_core, by_mem = weigh.slot, weigh.core, weigh.memory
+    left_slots, left_mem, left_core, asked = left.slots, left.mem, left.core, request.core_pct
     for column in fits:
         card = cards[column]
-        slots = card.slots - left.slots[column] + 1
-        core = card.core_pct - left.core[column] + request.core_pct
-        mem = card.mem_mib - left.mem[column] + needs[column]
+        total, cores, mem = card.slots, card.core_pct, card.mem_mib
         full = (
-            weigh.slot * (slots * PPM // (card.slots or 1))
-            + weigh.core * (core * PPM // (card.core_pct or 1))
-            + weigh.memory * (mem * PPM // (card.mem_mib or 1))
+            by_slot * ((total - left_slots[column] + 1) * PPM // (total or 1))
+            + by_core * ((cores - left_core[column] + asked) * PPM // (cores or 1))
+            + by_mem * ((mem - left_mem[column] + needs[column]) * PPM // (mem or 1))
         )
         costs.append((-full if policy.fullest else full, column))
     if not policy.tie:
@@ -180,10 +224,10 @@ def _choose(
     return sorted(column for _, column in sorted(costs)[:count])
 
 
-def _within(ledger: Ledger, row: int, least: _Left, room: Amount) -> bool:
+def _within(before: _Left, least: _Left, room: Amount) -> bool:
     """Tell whether what is taken at most of all cards together is within the quota."""
-    mem = int(ledger.mem_free[row].sum()) - sum(least.mem)
-    core = int(ledger.core_free[row].sum()) - sum(least.core)
+    mem = sum(before.mem) - sum(least.mem)
+    core = sum(before.core) - sum(least.core)
     if room.mem_mib is not None and mem and mem > room.mem_mib:
         return False
     return room.core_pct is None or not core or core <= room.core_pct

@@ -94,3 +94,47 @@ def test_a_name_is_found_at_every_place_of_a_long_list():
     assert len(offer.raw) > 4 * offer_module._WINDOW
     assert all(offer.holds(f'"{name}"'.encode()) for name in names)
     assert not offer.holds(b'"node-0000"')
+
+
+def offer_of(names):
+    return Offer(json.dumps(names, separators=(",", ":")).encode())
+
+
+def quoted(name):
+    return json.dumps(name).encode()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"node-{i:05d}.example" for i in range(900)],  # all of one length
+        [f"{i:05d}" for i in range(900)],  # short ones
+        [f"n{i}" for i in range(900)],  # of several lengths
+        [f"a-long-beginning-{i % 100:03d}-{i:09d}-and-end" for i in range(900)],
+        [f"{i % 90:04d}same{i // 90:02d}" for i in range(900)],
+    ],
+)
+def test_a_name_is_found_exactly_if_it_is_offered(names):
+    rng = random.Random(1)
+    offered, others = names[::2], names[1::2]
+    rng.shuffle(offered)
+    offer = offer_of(offered)
+    assert all(offer.holds(quoted(name)) for name in offered)
+    assert not any(offer.holds(quoted(name)) for name in others)
+    assert not offer.holds(quoted(names[0][:-1]))
+    assert not offer.holds(quoted(names[0] + "x"))
+
+
+def test_a_name_is_found_among_names_whose_lengths_only_add_up():
+    names = [f"{'x' * (9 + (-1) ** i)}-{i:04d}" for i in range(200)]  # mean 14, as the others
+    stranger = "y" * 9 + "-0007"
+    offer = offer_of([*names, stranger])
+    assert offer.holds(quoted(stranger))
+    assert offer.holds(quoted(names[3]))
+    assert not offer.holds(quoted("y" * 9 + "-0008"))
+
+
+def test_a_name_that_is_part_of_another_is_not_found():
+    offer = offer_of([f"node-{i:04d}-x" for i in range(200)])
+    assert not offer.holds(quoted("node-0007"))
+    assert not offer.holds(quoted("ode-0007-x"))

@@ -327,3 +327,40 @@ def test_what_was_said_before_does_not_hide_what_is_wrong(odd):
         else:
             with pytest.raises(InputError):
                 container_request(container(odd), config)
+
+
+def pod_of(*members, **annotations):
+    return {"metadata": {"annotations": annotations}, "spec": {"containers": list(members)}}
+
+
+def test_pods_that_say_the_same_get_the_same_request():
+    one, other = pod_of(container(gpu="1", mem="77")), pod_of(container(gpu="1", mem="77"))
+    other["metadata"] |= {"name": "other", "labels": {"a": "b"}}
+    other["spec"]["containers"][0] |= {"name": "other", "image": "x"}
+    found = pod_request(one, CONFIG)
+    assert pod_request(other, CONFIG) is found
+    other["metadata"]["annotations"] = {"unrelated": "x"}
+    assert pod_request(other, CONFIG) == found
+    for wish in (names.NUMA_BIND, names.USE_TYPE, names.NODE_POLICY, names.CARD_POLICY):
+        value = {names.NODE_POLICY: "spread", names.CARD_POLICY: "binpack"}.get(wish, "true")
+        assert pod_request(pod_of(container(gpu="1", mem="77"), **{wish: value}), CONFIG) != found
+
+
+def test_where_a_container_ends_is_not_forgotten():
+    asking = container(gpu="1", mem="77")
+    nothing = {"name": "nothing"}
+    orders = [pod_of(asking, nothing), pod_of(nothing, asking), pod_of(asking)]
+    found = [pod_request(pod, CONFIG) for pod in orders]
+    assert [tuple(r.count for r in one.containers) for one in found] == [(1, 0), (0, 1), (1,)]
+    as_init = {"spec": {"initContainers": [asking], "containers": [nothing]}}
+    assert pod_request(as_init, CONFIG).kinds == (Kind.INIT, Kind.APP)
+    sidecar = {"spec": {"initContainers": [asking | {"restartPolicy": "Always"}]}}
+    assert pod_request(sidecar, CONFIG).kinds == (Kind.SIDECAR,)
+
+
+@pytest.mark.parametrize("wrong", [True, 1.5, ["1"], {"a": "b"}, "containers", "-1"])
+def test_what_is_wrong_is_refused_after_the_right_was_seen(wrong):
+    assert pod_request(pod_of(container(gpu="1")), CONFIG).asks
+    for _ in range(2):
+        with pytest.raises(InputError):
+            pod_request(pod_of(container(gpu=wrong)), CONFIG)
