@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define EMU_MAX_CARDS 16
-#define EMU_SMALL_BYTES (1ull << 20)   /* below: summed per process, in EMU_SMALL_UNIT */
+#define EMU_SMALL_BYTES (1ull << 20)   /* up to it: summed per process, in EMU_SMALL_UNIT */
 #define EMU_SMALL_UNIT 512ull
 #define EMU_GRANULE CARD_GRANULE       /* what the card counts in */
 

@@ -10,8 +10,8 @@
 /* How the card counts an allocation: small ones by sum, the others in granules. */
 static void split(size_t bytes, uint64_t *large, uint64_t *small)
 {
-    *large = bytes >= EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_GRANULE) : 0;
-    *small = bytes < EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_SMALL_UNIT) : 0;
+    *large = bytes > EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_GRANULE) : 0;
+    *small = bytes <= EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_SMALL_UNIT) : 0;
 }
 
 /* Charges the card; managed memory goes beyond it where there is no room. */
@@ -53,7 +53,7 @@ static bool recycled(const struct range *range)
 
 static void *map(const struct range *range)
 {
-    size_t align = range->bytes >= EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE;
+    size_t align = range->bytes > EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE;
     if (recycled(range))
         return addresses_take(range->mapped_bytes, align);
     return pages_map(range->mapped_bytes, align, PROT_READ | PROT_WRITE);
@@ -92,7 +92,7 @@ CUresult memory_allocate(CUdeviceptr *pointer, size_t bytes, enum range_kind kin
     range->flags = flags;
     range->device = context->device;
     range->context = context;
-    range->mapped_bytes = emu_round_up(bytes, bytes >= EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE);
+    range->mapped_bytes = emu_round_up(bytes, bytes > EMU_SMALL_BYTES ? EMU_GRANULE : CARD_PAGE);
     if (charged) {
         split(bytes, &range->large, &range->small);
         result = charge(range);

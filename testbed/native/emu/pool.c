@@ -186,8 +186,8 @@ CUresult pool_allocate(CUmemoryPool pool, CUdeviceptr *pointer, size_t bytes, CU
     }
     if (bytes > emu_card_capacity(pool->device->card.state))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    size_t size = bytes >= EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_GRANULE)
-                                           : emu_round_up(bytes, EMU_SMALL_UNIT);
+    size_t size = bytes > EMU_SMALL_BYTES ? emu_round_up(bytes, EMU_GRANULE)
+                                          : emu_round_up(bytes, EMU_SMALL_UNIT);
     struct arena *arena = NULL;
     size_t start = 0, index = 0;
     for (int pass = 0; pass < 2 && arena == NULL; pass++)

@@ -14,7 +14,7 @@
  * Locks. `region.lock` beside the region file (same folder, "<uuid>.cache.lock")
  * carries record locks (fcntl): byte i says that record i's owner lives; byte
  * VGPU_LOCK_ACCOUNT + d is held for the few instructions that check and charge
- * device d. The kernel drops them when the owner dies, however it dies.
+ * device d near its limit. The kernel drops them when the owner dies, however it dies.
  */
 #ifndef VGPU_REGION_H
 #define VGPU_REGION_H
@@ -111,8 +111,8 @@ enum vgpu_state_flags {
     VGPU_STATE_NO_REGION = 1u << 1, /* a process ran on its environment alone */
 };
 
-/* What one process holds of one device. Written by the owner only (under the
- * device's accounting lock); taken back by whoever takes a dead owner's lock. */
+/* What one process holds of one device. Written by the owner only, which writes what it
+ * wants to hold before it looks at what others do; taken back by whoever takes a dead owner's lock. */
 struct vgpu_device_use {
     uint64_t context_bytes;
     uint64_t module_bytes; /* what the driver took for itself beside contexts */

@@ -1,28 +1,16 @@
 #define _GNU_SOURCE
 #include "account.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#include "clib.h"
-#include "contexts.h"
-#include "graphs.h"
 #include "log.h"
-#include "pools.h"
 #include "shared.h"
 #include "sys.h"
-#include "throttle.h"
-#include "track.h"
 
-enum { UNSET = 0, SETTING = 1, SET = 2 };
+#define TRIES 16 /* against others who charge without the lock at the same instant */
 
-/* A page that the kernel wipes in a forked child: tells a child from its parent where
- * pids cannot (both may be pid 1 of their namespaces) and leaves a vfork child alone. */
-static _Atomic(atomic_int *) guard;
-
-static struct vgpu_lock lock;
 static struct vgpu_limits limits;
 static struct holding {
     uint64_t context;
@@ -32,9 +20,7 @@ static struct holding {
     uint64_t small;
     bool ordered; /* had stream-ordered memory since its first context */
 } held[VGPU_MAX_DEVICES];
-static unsigned epoch;
 static uint64_t seen; /* checksum of the constant part that the memory limits are of */
-static bool opened;
 
 uint64_t vgpu_granules(uint64_t bytes) {
     return bytes > UINT64_MAX - VGPU_GRANULE ? UINT64_MAX & ~(VGPU_GRANULE - 1)
@@ -42,77 +28,16 @@ uint64_t vgpu_granules(uint64_t bytes) {
 }
 
 struct vgpu_cost vgpu_cost_of(uint64_t bytes) {
-    if (bytes >= 1u << 20) return (struct vgpu_cost){.large = vgpu_granules(bytes)};
+    if (bytes > VGPU_PACKED) return (struct vgpu_cost){.large = vgpu_granules(bytes)};
     return (struct vgpu_cost){.small = (bytes + 511) & ~511ull};
 }
 
-/* --- entering ----------------------------------------------------------------- */
-
-static atomic_int *guard_page(void) {
-    atomic_int *page = atomic_load_explicit(&guard, memory_order_acquire);
-    if (page != NULL) return page;
-    page = vgpu_map(4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-    if (page == NULL) return NULL;
-    /* Linux 4.14; without it a forked child would count as its parent, so rather nothing. */
-    if (vgpu_sys(SYS_madvise, (long)page, 4096, MADV_WIPEONFORK, 0, 0, 0) != 0) {
-        vgpu_unmap(page, 4096);
-        return NULL;
-    }
-    atomic_int *none = NULL;
-    if (atomic_compare_exchange_strong(&guard, &none, page)) return page;
-    vgpu_unmap(page, 4096);
-    return none;
+void vgpu_account_open(bool first) {
+    if (first) vgpu_shared_open(&limits);
+    else vgpu_shared_forked();
 }
 
-/* First use in this process. In a forked child nothing of the parent's is ours: its
- * contexts do not work here, its lock may be held by a thread that is not here. */
-static void set_up(void) {
-    atomic_store(&lock.state, 0);
-    memset(held, 0, sizeof held);
-    vgpu_track_forget();
-    vgpu_pools_forget();
-    vgpu_graphs_forget();
-    vgpu_contexts_forget();
-    vgpu_throttle_forget();
-    epoch++;
-    if (!opened) {
-        vgpu_log_open();
-        if (vgpu_clib_is_musl()) /* the one line that nobody asked for */
-            vgpu_log_write("the C library is musl, for which NVIDIA's driver is not made: "
-                           "limits may not hold here");
-        vgpu_shared_open(&limits);
-        opened = true;
-    } else {
-        vgpu_shared_forked();
-    }
-}
-
-bool vgpu_active(void) {
-    atomic_int *state = guard_page();
-    if (state == NULL) return false;
-    while (atomic_load_explicit(state, memory_order_acquire) != SET) {
-        int unset = UNSET;
-        if (atomic_compare_exchange_strong(state, &unset, SETTING)) {
-            int kept = errno;
-            set_up();
-            errno = kept;
-            atomic_store_explicit(state, SET, memory_order_release);
-        } else {
-            vgpu_yield();
-        }
-    }
-    return limits.enforced;
-}
-
-bool vgpu_enter(void) {
-    if (!vgpu_active()) return false;
-    vgpu_lock(&lock);
-    return true;
-}
-
-void vgpu_leave(void) { vgpu_unlock(&lock); }
-
-unsigned vgpu_epoch(void) { return epoch; }
+void vgpu_account_forget(void) { memset(held, 0, sizeof held); }
 
 /* --- devices ------------------------------------------------------------------- */
 
@@ -161,16 +86,28 @@ static bool join(void) {
     return vgpu_shared_join(uses);
 }
 
+/* The same without a record lock's system call most of the time. */
+static bool present(void) { return vgpu_shared_present() || join(); }
+
 static uint64_t sum(uint64_t a, uint64_t b) {
     uint64_t out;
     return __builtin_add_overflow(a, b, &out) ? UINT64_MAX : out;
 }
 
+/* Whether the monitor's readings are held against what processes count. */
+static bool is_read(int entry) {
+    return limits.from_region && limits.memory[entry] != 0 && vgpu_shared_extension() != NULL;
+}
+
+static void publish(int entry, const struct holding *holding) {
+    struct vgpu_device_use use = as_use(holding);
+    vgpu_shared_publish(entry, &use);
+}
+
 static void hold(int entry, struct holding next) {
     held[entry] = next;
-    struct vgpu_device_use use = as_use(&next);
-    vgpu_shared_publish(entry, &use);
-    if (limits.from_region && limits.memory[entry] != 0 && vgpu_shared_extension() != NULL)
+    publish(entry, &next);
+    if (is_read(entry))
         vgpu_shared_summed(entry, sum(vgpu_shared_others(entry, false), total(&next)));
 }
 
@@ -187,6 +124,23 @@ static bool within(int entry, uint64_t own, uint64_t growth) {
     return false;
 }
 
+/* Publishes `next` and looks at the others afterwards, who do the same: whoever is later sees
+ * the earlier one's figure, so two of them cannot both pass the limit, lock or not. Where it
+ * does not fit, what was held is published again. */
+static bool claim(int entry, struct holding next) {
+    publish(entry, &next);
+    atomic_thread_fence(memory_order_seq_cst);
+    uint64_t used = sum(vgpu_shared_others(entry, false), total(&next));
+    uint64_t beyond = limits.from_region ? vgpu_shared_unexplained_known(entry) : 0;
+    if (sum(used, beyond) > limits.memory[entry]) {
+        publish(entry, &held[entry]);
+        return false;
+    }
+    held[entry] = next;
+    if (is_read(entry)) vgpu_shared_summed(entry, used);
+    return true;
+}
+
 /* Moves this process's holding to `next` if the limit allows. Without a limit only the
  * figures are kept, and nobody waits for anybody. */
 static bool grow(int entry, struct holding next, bool first_may_pass) {
@@ -198,9 +152,11 @@ static bool grow(int entry, struct holding next, bool first_may_pass) {
         return true;
     }
     if (!vgpu_shared_lock(entry)) return false;
-    bool allowed = within(entry, before, after - before) ||
-                   (first_may_pass && before == 0 && vgpu_shared_others(entry, false) == 0);
+    bool allowed = first_may_pass && before == 0 && vgpu_shared_others(entry, false) == 0;
     if (allowed) hold(entry, next);
+    /* Not held up by the lock: who is far from the limit (vgpu_charge_far). */
+    for (int i = 0; i < TRIES && !allowed && within(entry, before, after - before); i++)
+        allowed = claim(entry, next);
     vgpu_shared_unlock(entry);
     return allowed;
 }
@@ -220,6 +176,34 @@ bool vgpu_charge(int entry, struct vgpu_cost cost) {
     return allowed;
 }
 
+bool vgpu_charge_far(int entry, struct vgpu_cost cost, uint64_t margin) {
+    if (entry < 0 || limits.broken || !present()) return false;
+    struct holding next = held[entry];
+    if (!plus(&next.large, cost.large) || !plus(&next.small, cost.small)) return false;
+    renew();
+    uint64_t limit = limits.memory[entry];
+    if (limit == 0) {
+        hold(entry, next);
+        return true;
+    }
+    if (limits.from_region && vgpu_shared_new_reading(entry)) return false; /* under the lock */
+    uint64_t used = sum(vgpu_shared_others(entry, false), total(&next));
+    if (limits.from_region) used = sum(used, vgpu_shared_unexplained_known(entry));
+    if (sum(used, margin) > limit || !claim(entry, next)) return false;
+    VGPU_LOG(VGPU_LOG_DEBUG, "device %d: %llu + %llu bytes charged", entry,
+             (unsigned long long)cost.large, (unsigned long long)cost.small);
+    return true;
+}
+
+bool vgpu_exchange(int entry, struct vgpu_cost charged, struct vgpu_cost actual) {
+    if (entry < 0) return false;
+    struct holding next = held[entry];
+    next.large = less(next.large, charged.large);
+    next.small = less(next.small, charged.small);
+    return plus(&next.large, actual.large) && plus(&next.small, actual.small) &&
+           grow(entry, next, false);
+}
+
 void vgpu_charge_unchecked(int entry, struct vgpu_cost cost) {
     if (entry < 0) return;
     struct holding next = held[entry];
@@ -234,7 +218,7 @@ void vgpu_uncharge(int entry, struct vgpu_cost cost) {
     struct holding next = held[entry];
     next.large = less(next.large, cost.large);
     next.small = less(next.small, cost.small);
-    join();
+    present();
     hold(entry, next);
 }
 
@@ -288,7 +272,7 @@ bool vgpu_compare_hidden(int entry, uint64_t on_card, uint64_t counted) {
 }
 
 bool vgpu_near(int entry, uint64_t bytes, uint64_t near) {
-    if (entry < 0 || vgpu_limit(entry) == 0 || !join()) return false;
+    if (entry < 0 || vgpu_limit(entry) == 0 || !present()) return false;
     uint64_t used = sum(vgpu_shared_others(entry, false), total(&held[entry]));
     return sum(sum(used, bytes), near) > limits.memory[entry];
 }

@@ -1,7 +1,7 @@
 /* What this process holds of each device, and the one place where the limit is decided.
  *
- * Sizes are counted as the driver counts them: an allocation of 1 MiB and more in
- * granules of 2 MiB; smaller ones in 512 bytes, and their sum per process in granules.
+ * Sizes are counted as the driver counts them: an allocation of more than 1 MiB in
+ * granules of 2 MiB; others in 512 bytes, and their sum per process in granules.
  * So the card's own count never passes the cap, and a container can fill it to within
  * one granule. */
 #ifndef VGPU_SHIM_ACCOUNT_H
@@ -11,8 +11,10 @@
 #include <stdint.h>
 
 #include "limits.h"
+#include "state.h"
 
 #define VGPU_GRANULE (2ull << 20)
+#define VGPU_PACKED (1ull << 20) /* the largest that is packed with others (docs/hardware.md) */
 #define VGPU_NO_DEVICE (-1)
 #define VGPU_UUID_TEXT 96
 
@@ -24,15 +26,10 @@ struct vgpu_cost {
 struct vgpu_cost vgpu_cost_of(uint64_t bytes);
 uint64_t vgpu_granules(uint64_t bytes); /* rounded up; saturates */
 
-/* Enters the library's state: set up on first use, and anew in a forked child. Returns
- * false, and has taken nothing, where this container counts nothing. Driver calls are
- * made outside of it. */
-bool vgpu_enter(void);
-bool vgpu_active(void); /* whether vgpu_enter would; takes nothing */
-void vgpu_leave(void);
-
-/* Grows by every (re)start of the state: what a caller remembered before is void. */
-unsigned vgpu_epoch(void);
+/* The limits taken and nothing held: in a new process (`first`), in a forked child. Called
+ * while the state is being set up. */
+void vgpu_account_open(bool first);
+void vgpu_account_forget(void);
 
 /* The entry of a device by its uuid, or by its number where no uuids are known. */
 int vgpu_entry(const char *uuid, int number);
@@ -43,6 +40,12 @@ bool vgpu_oversubscribed(void);
 /* Charges if the container stays within its limit; the answer says so. */
 bool vgpu_charge(int entry, struct vgpu_cost cost);
 void vgpu_uncharge(int entry, struct vgpu_cost cost);
+/* The same at once, without the lock between processes and its system calls, where the container
+ * stays `margin` below its limit. False = nothing was charged: vgpu_charge is to decide. */
+bool vgpu_charge_far(int entry, struct vgpu_cost cost, uint64_t margin);
+/* `actual` instead of what is charged; where that does not fit, the old charge stays, and nobody
+ * else could have had its place meanwhile. */
+bool vgpu_exchange(int entry, struct vgpu_cost charged, struct vgpu_cost actual);
 /* What is there anyway (a pool that the driver grew): no check. */
 void vgpu_charge_unchecked(int entry, struct vgpu_cost cost);
 

@@ -4,6 +4,14 @@
 #include "growth.h"
 #include "pools.h"
 
+/* Far from the limit: nothing has to be asked of NVML either. */
+static bool charge_far(int entry, struct vgpu_cost cost) {
+    if (!vgpu_enter()) return true;
+    bool fits = vgpu_charge_far(entry, cost, VGPU_NEAR);
+    vgpu_leave();
+    return fits;
+}
+
 static bool charge(int entry, struct vgpu_cost cost) {
     if (!vgpu_enter()) return true;
     bool fits = vgpu_charge(entry, cost);
@@ -25,6 +33,7 @@ bool vgpu_passed_limit(int entry) {
 }
 
 bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t bytes) {
+    if (charge_far(entry, cost)) return true;
     vgpu_growth_look(entry, bytes);
     if (charge(entry, cost)) return true;
     if (vgpu_pools_give_back(entry, vgpu_granules(bytes)) && charge(entry, cost)) return true;
@@ -35,9 +44,7 @@ bool vgpu_take(int entry, struct vgpu_cost cost, const char *what, uint64_t byte
 
 static bool exchange(int entry, struct vgpu_cost charged, struct vgpu_cost actual) {
     if (!vgpu_enter()) return true;
-    vgpu_uncharge(entry, charged);
-    bool fits = vgpu_charge(entry, actual);
-    if (!fits) vgpu_charge_unchecked(entry, charged);
+    bool fits = vgpu_exchange(entry, charged, actual);
     vgpu_leave();
     return fits;
 }

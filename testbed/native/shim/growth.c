@@ -6,9 +6,6 @@
 
 #include <stdatomic.h>
 
-/* So near to the limit NVML is asked (a millisecond or two): above what a driver was seen to take
- * at a time, far below what it takes in all. */
-#define NEAR (256ull << 20)
 #define MOST (256ull << 20) /* a neighbour's allocation may fall into the card's figure */
 
 bool vgpu_growth_begin(struct vgpu_growth *growth, int entry, CUdevice device) {
@@ -80,7 +77,7 @@ static bool in_vain(bool one_more) {
 
 static bool worth_it(int entry, uint64_t bytes, uint64_t *held) {
     if (in_vain(false) || !vgpu_enter()) return false;
-    bool near = vgpu_near(entry, bytes, NEAR);
+    bool near = vgpu_near(entry, bytes, VGPU_NEAR);
     *held = vgpu_held(entry);
     vgpu_leave();
     return near && *held != 0;

@@ -10,6 +10,10 @@
  * the context. */
 #define VGPU_MOST_GROWTH (72ull << 20)
 
+/* So near to the limit NVML is asked (a millisecond or two): above what a driver was seen to take
+ * at a time, far below what it takes in all. */
+#define VGPU_NEAR (256ull << 20)
+
 struct vgpu_growth {
     bool watched;
     int entry;

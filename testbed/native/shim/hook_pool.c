@@ -107,7 +107,8 @@ static struct pool *adopt(CUmemoryPool handle, int entry) {
 
 static bool reserve(int entry, uint64_t bytes) {
     if (!vgpu_enter()) return true;
-    bool fits = vgpu_charge(entry, (struct vgpu_cost){.large = bytes});
+    struct vgpu_cost cost = {.large = bytes};
+    bool fits = vgpu_charge_far(entry, cost, VGPU_NEAR) || vgpu_charge(entry, cost);
     vgpu_leave();
     return fits;
 }

@@ -36,7 +36,7 @@ static const char *const names[VGPU_SYM_COUNT] = {
     VGPU_CUDA_HOOKS(NAME_ROW) VGPU_NVML_HOOKS(NAME_ROW) VGPU_CUDA_USES(NAME_ROW)
         VGPU_NVML_USES(NAME_ROW)};
 
-static _Atomic(void *) reals[VGPU_SYM_COUNT];
+_Atomic(void *) vgpu_reals[VGPU_SYM_COUNT];
 
 typedef void *dlsym_fn(void *handle, const char *name);
 typedef void *dlopen_fn(const char *path, int mode);
@@ -77,14 +77,12 @@ static void *library(const char *name, bool load) {
     return handle == NULL && load ? real_dlopen(soname, RTLD_LAZY) : handle;
 }
 
-void *vgpu_real(enum vgpu_symbol symbol) {
-    void *found = atomic_load_explicit(&reals[symbol], memory_order_acquire);
-    if (found != NULL) return found;
+void *vgpu_find_real(enum vgpu_symbol symbol) {
     const char *name = names[symbol];
     void *handle = library(name, true);
     if (handle == NULL) return NULL;
-    found = real_dlsym()(handle, name);
-    if (found != NULL) atomic_store_explicit(&reals[symbol], found, memory_order_release);
+    void *found = real_dlsym()(handle, name);
+    if (found != NULL) atomic_store_explicit(&vgpu_reals[symbol], found, memory_order_release);
     return found;
 }
 
@@ -122,7 +120,7 @@ static void *dlsym_hooked(void *handle, const char *name, void *caller) {
     struct vgpu_object asking = vgpu_object_of(caller);
     if (asking.found && asking.base == from.base) return found; /* the driver itself */
     void *none = NULL;
-    atomic_compare_exchange_strong(&reals[i], &none, found);
+    atomic_compare_exchange_strong(&vgpu_reals[i], &none, found);
     return hooks[i].entry;
 }
 
@@ -194,7 +192,7 @@ static void *hook_for(const char *base, void *found, int version, uint64_t flags
     }
     if (best < 0) return found;
     void *none = NULL;
-    atomic_compare_exchange_strong(&reals[best], &none, found);
+    atomic_compare_exchange_strong(&vgpu_reals[best], &none, found);
     return hooks[best].entry;
 }
 

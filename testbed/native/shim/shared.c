@@ -18,6 +18,10 @@
 
 #define PATH_BYTES 1024
 #define RECORD_NONE (-1)
+/* Position that our descriptor of the lock file stands at, and nobody else's by chance: one quick
+ * call tells whether it is still ours. Below what any file system's files can be long. */
+#define MARK 0x7667707575ll
+#define TRUSTED_NS 10000000 /* so long a record lock that was seen is believed in */
 
 static struct hami_region *hami;
 static struct vgpu_extension *extension; /* NULL = nothing is counted */
@@ -25,8 +29,10 @@ static char lock_path[PATH_BYTES + 8];       /* empty = private region */
 static int lock_fd = -1;
 static dev_t lock_device;
 static ino_t lock_inode;
+static bool lock_marked;
 static int record = RECORD_NONE;
 static uint64_t record_generation;
+static int64_t joined_at; /* when the record's lock was seen to hold */
 
 /* --- finding and validating the region -------------------------------------- */
 
@@ -126,6 +132,7 @@ static bool adopt_lock_file(int fd) {
     lock_device = st.st_dev;
     lock_inode = st.st_ino;
     lock_fd = fd;
+    lock_marked = vgpu_sys(SYS_lseek, fd, MARK, SEEK_SET, 0, 0, 0) == MARK;
     return true;
 }
 
@@ -133,6 +140,8 @@ static bool adopt_lock_file(int fd) {
  * may be another file's by now (then it is not ours to close). */
 static bool lock_file_is_open(void) {
     struct stat st;
+    if (lock_fd >= 0 && lock_marked)
+        return vgpu_sys(SYS_lseek, lock_fd, 0, SEEK_CUR, 0, 0, 0) == MARK;
     return lock_fd >= 0 && vgpu_fstat(lock_fd, &st) == 0 && st.st_dev == lock_device &&
            st.st_ino == lock_inode;
 }
@@ -312,6 +321,13 @@ static bool claim_any(void) {
 
 void vgpu_shared_forked(void) { record = RECORD_NONE; }
 
+bool vgpu_shared_present(void) {
+    return extension != NULL && record != RECORD_NONE &&
+           vgpu_clock_coarse() - joined_at < TRUSTED_NS &&
+           LOAD(extension->records[record].generation) == record_generation &&
+           lock_file_is_open();
+}
+
 bool vgpu_shared_join(const struct vgpu_device_use holdings[VGPU_MAX_DEVICES]) {
     if (extension == NULL) return false;
     if (!lock_file_is_open() && !open_lock_file()) return false;
@@ -319,11 +335,15 @@ bool vgpu_shared_join(const struct vgpu_device_use holdings[VGPU_MAX_DEVICES]) {
      * our descriptor (or one of its own of this file) repairs it, unless the record went
      * to somebody else in between. */
     if (record != RECORD_NONE && try_lock(record)) {
-        if (LOAD(extension->records[record].generation) == record_generation) return true;
+        if (LOAD(extension->records[record].generation) == record_generation) {
+            joined_at = vgpu_clock_coarse();
+            return true;
+        }
         unlock(record);
     }
     record = RECORD_NONE;
     if (!claim_any()) return false;
+    joined_at = vgpu_clock_coarse();
     for (int d = 0; d < VGPU_MAX_DEVICES; d++) vgpu_shared_publish(d, &holdings[d]);
     return true;
 }
@@ -410,6 +430,10 @@ static uint64_t beyond(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 bool vgpu_shared_new_reading(int device) {
     uint64_t stamp = LOAD(extension->feedback[device].bytes_ns);
     return stamp != 0 && stamp != LOAD(extension->ledgers[device].reading_ns);
+}
+
+uint64_t vgpu_shared_unexplained_known(int device) {
+    return LOAD(extension->ledgers[device].unexplained_bytes);
 }
 
 /* A reading is older than our figures, so it is held against all that they were meanwhile:

@@ -21,6 +21,11 @@ void vgpu_shared_forked(void);
  * where that is impossible. */
 bool vgpu_shared_join(const struct vgpu_device_use holdings[VGPU_MAX_DEVICES]);
 
+/* The same as far as can be told at once: the descriptor is looked at, and whether somebody took
+ * the record back; that the record's lock still holds is taken for granted for 10 ms. False =
+ * vgpu_shared_join is to tell. */
+bool vgpu_shared_present(void);
+
 /* The lock of a device's check and charge, between processes. */
 bool vgpu_shared_lock(int device);
 void vgpu_shared_unlock(int device);
@@ -48,6 +53,7 @@ int vgpu_shared_members(int device, struct vgpu_member members[VGPU_MAX_PROCESSE
  * called under the device's accounting lock; the third whenever the sum has changed. */
 bool vgpu_shared_new_reading(int device); /* of the monitor's, not yet taken */
 uint64_t vgpu_shared_unexplained(int device, uint64_t sum);
+uint64_t vgpu_shared_unexplained_known(int device); /* without a new reading; needs no lock */
 void vgpu_shared_summed(int device, uint64_t sum);
 
 /* For the compute side, which takes no lock of the region: every word is atomic by itself.

@@ -41,7 +41,10 @@ def test_small_allocations_are_summed(container: Make) -> None:
         assert box.used() == CONTEXT + GRANULE == program("fake_used()")
         assert program("alloc(512)")[0] == 0  # begins the second granule
         assert box.used() == CONTEXT + 2 * GRANULE == program("fake_used()")
-        assert program("alloc(MIB)")[0] == OUT_OF_MEMORY
+        assert program("alloc(MIB + 1)")[0] == OUT_OF_MEMORY  # would begin a third
+        code, ptr = program("alloc(MIB)")  # is packed with the others
+        assert (code, box.used()) == (0, CONTEXT + 2 * GRANULE)
+        program(f"free({ptr})")
         assert program("[alloc(512)[0] for _ in range(5000)].count(0)") == 4095
         assert program("fake_peak()") == CONTEXT + 2 * GRANULE
 

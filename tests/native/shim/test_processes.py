@@ -176,7 +176,8 @@ def test_killed_inside_the_lock(gibibyte: Container, prefix: tuple[str, ...]) ->
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
-            program.send("alloc(2 * MIB)")
+            assert program("free(alloc(2 * MIB)[1])") == 0  # far from the limit nobody waits
+            program.send("alloc(700 * MIB)")
             wait_for(lambda: somebody_waits_for(lock_path(gibibyte.region)))
         finally:
             holder.kill()

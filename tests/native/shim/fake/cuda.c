@@ -79,7 +79,7 @@ static int grow(int card, int64_t bytes) {
 }
 
 static int take(int card, uint64_t bytes) {
-    if (bytes >= MIB) return grow(card, (int64_t)up(bytes));
+    if (bytes > MIB) return grow(card, (int64_t)up(bytes));
     uint64_t before = up(small_sum[card]), rounded = (bytes + 511) / 512 * 512;
     int code = grow(card, (int64_t)(up(small_sum[card] + rounded) - before));
     if (code == 0) small_sum[card] += rounded;
@@ -87,7 +87,7 @@ static int take(int card, uint64_t bytes) {
 }
 
 static void give(int card, uint64_t bytes) {
-    if (bytes >= MIB) {
+    if (bytes > MIB) {
         grow(card, -(int64_t)up(bytes));
         return;
     }
