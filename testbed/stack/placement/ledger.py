@@ -27,6 +27,7 @@ from testbed.stack.placement.offer import Index
 
 if TYPE_CHECKING:
     from testbed.stack.placement.outlook import Outlook
+    from testbed.stack.placement.reasons import Refusals
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -127,6 +128,8 @@ class Ledger:
         self._kinds: dict[tuple[int, int, int, int], int] = {}
         #: What ``outlook`` keeps with the ledger, by the identity of a request.
         self.outlooks: dict[int, Outlook] = {}
+        #: And what ``reasons`` keeps.
+        self.refusals: dict[int, Refusals] = {}
         self._allocate()
 
     # --- nodes -----------------------------------------------------------
@@ -195,6 +198,12 @@ class Ledger:
     def nodes(self) -> list[str]:
         """Return the names of the registered nodes, sorted."""
         return sorted(self._row)
+
+    def are_all(self, rows: Rows) -> bool:
+        """Tell whether some rows are those of all nodes, each once."""
+        if len(rows) != len(self._row) or not len(rows) or rows.min() < 0:
+            return False
+        return int(np.count_nonzero(np.bincount(rows))) == len(rows)
 
     def row_of(self, name: str) -> int | None:
         return self._row.get(name)

@@ -39,6 +39,11 @@ EXHAUSTED = "CardComputeUnitsExhausted"
 TOO_FEW = "NodeInsufficientDevice"
 TOGETHER = "AllocatedCardsInsufficientRequest"
 
+#: Requests whose refusals are kept, each with an answer of some hundred kilobytes.
+_KEPT = 8
+#: With more changed rows, or more texts, than this everything is looked at anew.
+_MANY = 512
+
 #: No pod's end will help against these: preemption need not try such a node.
 _UNRESOLVABLE = {HEALTH, CORDON, MODE, TYPE, UUID}
 
@@ -67,6 +72,7 @@ class NodeTexts(Mapping[str, str]):
         self._names, self._known, self._rows = names, known, rows
         self._texts, self._which, self._at = texts, which, at
         self._dict: dict[str, str] | None = None
+        self._json: bytes | None = None
 
     def __len__(self) -> int:
         return len(self._which if self._at is None else self._at)
@@ -86,6 +92,11 @@ class NodeTexts(Mapping[str, str]):
 
     def json(self) -> bytes:
         """Return the map as JSON, the nodes of one text together."""
+        if self._json is None:
+            self._json = self._written()
+        return self._json
+
+    def _written(self) -> bytes:
         parts = []
         which, rows = self._which, self._rows
         if self._at is not None:
@@ -127,26 +138,118 @@ def explain(
     offer = names if isinstance(names, Offer) else Offer.of(names)
     found = offer.rows(ledger)
     if 2 * len(found) > ledger.size:
-        texts, final, of_row = _texts(ledger, pod, slice(0, ledger.size), room)
-        which = np.where(found >= 0, of_row.take(found), 0) if len(of_row) else found * 0
+        refusals = _refusals(ledger, pod, room)
+        if ledger.are_all(found):
+            return refusals.whole(ledger)
+        texts, final = refusals.texts, refusals.final
+        which = np.where(found >= 0, refusals.which.take(found), 0) if ledger.size else found * 0
     else:
         known = np.flatnonzero(found >= 0)
-        texts, final, of_row = _texts(ledger, pod, found[known], room)
+        texts, final, of_row, _ = _texts(ledger, pod, found[known], room)
         which = np.zeros(len(found), np.int64)
         which[known] = of_row
-    known_names = ledger.all_quoted()
+    return _reasons(offer, ledger, found, texts, final, which)
+
+
+def _reasons(
+    names: Sequence[str],
+    ledger: Ledger,
+    rows: Rows,
+    texts: list[str],
+    final: list[bool],
+    which: Rows,
+) -> Reasons:
+    known = ledger.all_quoted()
     lost = np.flatnonzero(np.array(final)[which])
     return Reasons(
-        failed=NodeTexts(offer, known_names, found, texts, which),
-        unresolvable=NodeTexts(offer, known_names, found, texts, which, lost),
+        failed=NodeTexts(names, known, rows, texts, which),
+        unresolvable=NodeTexts(names, known, rows, texts, which, lost),
         counts=_counts(texts, which),
     )
 
 
+class Refusals:
+    """Why each node refuses a request, kept from one attempt of such a pod to the next.
+
+    A pod that fits nowhere is tried again and again, and its brothers with it, while few
+    nodes change. Only what has changed since the last time is looked at anew.
+
+    Args:
+        pod: The request.
+
+    Attributes:
+        texts: The texts that were needed so far, the first for nodes without cards.
+        final: For which of them no preemption can help.
+        which: For each row the position of its text.
+    """
+
+    def __init__(self, pod: PodRequest) -> None:
+        self.pod = pod
+        self.which: Rows = np.zeros(0, np.int64)
+        self._stamp = -1
+        self._room: Amount | None = None  # None where it made no difference
+        self._clear()
+
+    def _clear(self) -> None:
+        self.texts, self.final = [NO_CARDS], [True]
+        self._known = {(NO_CARDS, True): 0}
+        self._whole: Reasons | None = None
+
+    def update(self, ledger: Ledger, room: Amount) -> None:
+        """Take in what has changed in the ledger, and in what the quota leaves."""
+        changed = ledger.changed_since(self._stamp)
+        other_room = self._room is not None and self._room != room
+        if changed is None or other_room or len(changed) > _MANY or len(self.texts) > _MANY:
+            self._clear()
+            self._room = None
+            self.which = self._found(ledger, slice(0, ledger.size), room)
+        elif changed:
+            rows: Rows = np.fromiter(changed, np.int64, len(changed))
+            now = self._found(ledger, rows, room)
+            if (self.which[rows] != now).any():
+                self.which[rows] = now
+                self._whole = None
+        self._stamp = ledger.stamp
+
+    def _found(self, ledger: Ledger, rows: Rows | slice, room: Amount) -> Rows:
+        texts, final, which, by_room = _texts(ledger, self.pod, rows, room)
+        if by_room:
+            self._room = room
+        for entry in zip(texts, final, strict=True):
+            if entry not in self._known:
+                self._known[entry] = len(self.texts)
+                self.texts.append(entry[0])
+                self.final.append(entry[1])
+        at = [self._known[entry] for entry in zip(texts, final, strict=True)]
+        return np.array(at, np.int64).take(which)
+
+    def whole(self, ledger: Ledger) -> Reasons:
+        """Return the reasons of all nodes."""
+        if self._whole is None:
+            rows = np.sort(ledger.rows_of(ledger.nodes()))
+            names = [ledger.name_of(row) for row in rows.tolist()]
+            which = self.which[rows]
+            self._whole = _reasons(names, ledger, rows, list(self.texts), self.final, which)
+        return self._whole
+
+
+def _refusals(ledger: Ledger, pod: PodRequest, room: Amount) -> Refusals:
+    kept = ledger.refusals
+    found = kept.pop(id(pod), None)
+    if found is None or found.pod is not pod:
+        found = Refusals(pod)
+    kept[id(pod)] = found
+    if len(kept) > _KEPT:
+        del kept[next(iter(kept))]
+    found.update(ledger, room)
+    return found
+
+
 def _texts(
     ledger: Ledger, pod: PodRequest, where: Rows | slice, room: Amount
-) -> tuple[list[str], list[bool], Rows]:
-    """Return texts, for which of them no preemption can help, and the text of each row."""
+) -> tuple[list[str], list[bool], Rows, bool]:
+    """Return texts, for which of them no preemption can help, the text of each row, and
+    whether the quota was looked at."""
     texts, final = [NO_CARDS], [True]
     rows = np.arange(ledger.size) if isinstance(where, slice) else where
     which = np.zeros(len(rows), np.int64)
@@ -168,7 +271,7 @@ def _texts(
             which[open_[rest & (totals == total)]] = len(texts)
             texts.append(f"{total}/{total} {word}")
             final.append(False)
-    return texts, final, which
+    return texts, final, which, bool(len(open_))
 
 
 def _counts(texts: list[str], which: NDArray[np.int64]) -> dict[str, int]:
