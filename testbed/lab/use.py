@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import ClusterError
-from testbed.lab.cluster.process.lock import take
+from testbed.lab.cluster.lock import take
 
 #: Set for the notebook by the command that runs it: the holder's process id.
 VARIABLE = "VGPU_TESTBED_USER"

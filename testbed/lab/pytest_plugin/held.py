@@ -17,8 +17,8 @@ import msgspec
 
 from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab.bundle import default_place
-from testbed.lab.cluster import resolve
-from testbed.lab.cluster.process import layout, lock
+from testbed.lab.cluster import lock, resolve
+from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.protocol import ClusterSpec, Progress
 from testbed.lab.pytest_plugin import keeper
 from testbed.lab.pytest_plugin.settings import Settings, lacks

@@ -7,9 +7,9 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from testbed.card.spec import cards_text
 from testbed.errors import ClusterError, InputError, TestbedError
@@ -20,15 +20,14 @@ from testbed.lab.cluster.kind.create import Creation
 from testbed.lab.cluster.kind.parts import Parts
 from testbed.lab.cluster.kind.record import Record, mount_list
 from testbed.lab.cluster.kind.running import Running
-from testbed.lab.cluster.process import files, launch, lock, logs
-from testbed.lab.cluster.process import layout as shared
-from testbed.lab.cluster.process.api import Unreachable
-from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus, Progress
+from testbed.lab.cluster.named import NamedCluster
+from testbed.lab.cluster.process import launch, logs
+from testbed.lab.cluster.protocol import ClusterSpec, Progress
 from testbed.lab.images.model import Image
 from testbed.stack import names
 
 
-class KindCluster:
+class KindCluster(NamedCluster[Record]):
     """One named cluster of real kind.
 
     Args:
@@ -39,11 +38,9 @@ class KindCluster:
     provider: ClassVar[str] = "kind"
 
     def __init__(self, name: str = "vgpu", *, parts: Parts | None = None) -> None:
-        self.name = shared.check_name(name)
+        super().__init__(name)
         self._parts = parts or Parts()
-        self._home = shared.state_home()
         self._folders = layout.Folders(self._home / name)
-        self._lock = self._home / f".{name}.lock"
 
     @property
     def context(self) -> str:
@@ -51,7 +48,7 @@ class KindCluster:
 
     @property
     def driver_root(self) -> str:
-        record = Record.read(self._folders.record)
+        record = self._record()
         real = record is not None and gpu.wanted(record.specs())
         return gpu.DRIVER_ROOT if real else names.EMULATED_DRIVER_ROOT
 
@@ -64,7 +61,7 @@ class KindCluster:
             InputError, ClusterError, MissingTool: no engine will do, or somebody else's
                 cluster has the name.
         """
-        if Record.read(self._folders.record) is None:
+        if self._record() is None:
             self._chosen()
 
     def prepare(self, progress: Progress) -> dict[str, Path]:
@@ -78,100 +75,16 @@ class KindCluster:
             made[image.reference] = image.archive
         return made | {each.reference: each.archive for each in self._parts.images(progress)}
 
-    def up(
-        self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
-    ) -> ClusterStatus:
+    def _check(self, spec: ClusterSpec) -> None:
         layout.nodes(self.name, spec.nodes)  # refuses a number that is not possible
         if not gpu.wanted(spec.by_node()):
             for cards in spec.by_node():
                 self._parts.check_cards(cards)
-        with lock.locked(self._lock, self.context):
-            try:
-                record = Record.read(self._folders.record)
-                if record is not None and record.stage == "up" and self._alive(record):
-                    return self._keep(record, spec, progress, images)
-                if self._folders.top.exists():
-                    with progress.step("clear what an earlier run left"):
-                        self._clear()
-                self._bring_up(spec, progress, images)
-            finally:
-                files.remove_if_empty(self._folders.top)
-        return self.status()
-
-    def down(self, progress: Progress) -> None:
-        if not self._folders.top.exists():
-            return
-        with lock.locked(self._lock, self.context), progress.step(f"take {self.context} down"):
-            self._clear()
-        files.remove_if_empty(self._home)
-
-    def status(self) -> ClusterStatus:
-        record = Record.read(self._folders.record)
-        if record is None:
-            return ClusterStatus(name=self.name, provider=self.provider, state="absent")
-        problems: list[str] = []
-        version = ""
-        ready: dict[str, bool] = {}
-        addresses: dict[str, str] = {}
-        try:
-            api = Running(self._folders, record).api()
-            version, items = api.version(), api.get("/api/v1/nodes")["items"]
-            ready = api.ready_nodes()
-            addresses = {each["metadata"]["name"]: _address(each) for each in items}
-        except Unreachable as error:
-            problems.append(f"the API server does not answer: {error}")
-        if record.stage != "up":
-            problems.append(
-                "another command is bringing it up"
-                if lock.held(self._lock)
-                else "the command that brought it up was ended before it was done"
-            )
-        problems += Running(self._folders, record).gone()
-        nodes = tuple(
-            NodeStatus(
-                name=each.name,
-                ready=ready.get(each.name, False),
-                address=addresses.get(each.name, ""),
-                cards=tuple(record.uuids.get(each.name, ())),
-                profiles=cards,
-            )
-            for each, cards in zip(
-                layout.nodes(self.name, record.nodes), record.specs(), strict=True
-            )
-        )
-        problems += [f"{each.name} is not Ready" for each in nodes if not each.ready]
-        return ClusterStatus(
-            name=self.name,
-            provider=self.provider,
-            state="broken" if problems else "up",
-            server=f"https://127.0.0.1:{record.port}",
-            kubernetes=version,
-            context=self.context,
-            kubeconfig=self._folders.kubeconfig,
-            nodes=nodes,
-            problems=tuple(problems),
-            notes=self._notes(record),
-            reach=self._reach(record),
-        )
-
-    def kubeconfig(self) -> Path:
-        if not self._folders.kubeconfig.exists():
-            raise shared.absent(self.name, options="--provider kind ")
-        return self._folders.kubeconfig
-
-    def load_images(self, images: Sequence[Image], progress: Progress) -> None:
-        with lock.locked(self._lock, self.context):
-            record = Record.read(self._folders.record)
-            if record is None or record.stage != "up":
-                raise ClusterError(
-                    f"cluster {self.name!r} is not up", hint=f"testbed up --name {self.name}"
-                )
-            Running(self._folders, record).load(images, progress)
 
     def log_files(self) -> dict[str, Path]:
         found = {path.stem: path for path in sorted(self._folders.logs.glob("*.log"))}
         found |= {path.stem: path for path in sorted(self._folders.engine.glob("logs/*.log"))}
-        record = Record.read(self._folders.record)
+        record = self._record()
         for each in layout.nodes(self.name, record.nodes) if record else ():
             root = self.node_root(each.name)
             if root is None:
@@ -186,7 +99,7 @@ class KindCluster:
         return found
 
     def node_root(self, node: str) -> Path | None:
-        record = Record.read(self._folders.record)
+        record = self._record()
         if record is None:
             return None
         pid = int(record.reached().containers(self.name).get(node, {}).get("pid", 0))
@@ -199,7 +112,7 @@ class KindCluster:
         for source in (self._folders.logs, self._folders.engine / "logs"):
             if source.exists():
                 logs.collect(source, folder)
-        record = Record.read(self._folders.record)
+        record = self._record()
         if record is None:
             return
         with tempfile.TemporaryDirectory(prefix="testbed-kind-") as scratch:
@@ -214,8 +127,7 @@ class KindCluster:
         spec: ClusterSpec,
         progress: Progress,
         images: Sequence[Image] | None,
-    ) -> ClusterStatus:
-        """A second ``up``: the same cluster stays; images that are new are added."""
+    ) -> None:
         chosen = choices.asked_program()
         drift.check(
             record,
@@ -244,7 +156,6 @@ class KindCluster:
         running.set_up()
         running.wait(progress)
         running.load(prepared, progress)
-        return self.status()
 
     def _bring_up(
         self, spec: ClusterSpec, progress: Progress, images: Sequence[Image] | None
@@ -285,7 +196,7 @@ class KindCluster:
 
     def _keep_evidence(self) -> None:
         """Keep the logs of what did not come up, as far as there are any."""
-        record = Record.read(self._folders.record)
+        record = self._record()
         with contextlib.suppress(TestbedError, OSError):
             source = self._folders.engine / "logs"
             if source.exists():
@@ -295,7 +206,7 @@ class KindCluster:
 
     def _clear(self, *, keep_logs: bool = False) -> None:
         """End every container and process of the cluster, then remove its files."""
-        record = Record.read(self._folders.record)
+        record = self._record()
         if record is not None and record.own:
             # All of it goes with the engine.
             own.stop(record.token, Path(record.data) if record.data else None)
@@ -313,16 +224,30 @@ class KindCluster:
 
     # --- state -------------------------------------------------------------
 
-    def _alive(self, record: Record) -> bool:
-        return not Running(self._folders, record).gone()
+    @property
+    def _folder(self) -> layout.Folders:
+        return self._folders
+
+    def _record(self) -> Record | None:
+        return Record.read(self._folders.record)
+
+    def _driver(self) -> str:
+        return self._parts.driver()
+
+    def _addresses(self, record: Record, nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        told = {each["metadata"]["name"]: _address(each) for each in nodes}
+        return {
+            each.name: told.get(each.name, "") for each in layout.nodes(self.name, record.nodes)
+        }
+
+    def _gone(self, record: Record) -> list[str]:
+        return Running(self._folders, record).gone()
+
+    def _load(self, record: Record, images: Sequence[Image], progress: Progress) -> None:
+        Running(self._folders, record).load(images, progress)
 
     def _notes(self, record: Record) -> tuple[str, ...]:
-        notes = list(record.told)
-        if record.driver not in ("", self._parts.driver()):
-            notes.append(
-                "its cards' driver is of other sources: `testbed down`, then up, makes it anew"
-            )
-        return tuple(notes)
+        return (*record.told, *super()._notes(record))
 
     def _reach(self, record: Record) -> tuple[str, ...]:
         if not record.own or own.init_of(record.token) is None:
@@ -334,9 +259,8 @@ class KindCluster:
         )
 
 
-def _address(item: dict[str, object]) -> str:
-    status = item.get("status")
-    addresses = status.get("addresses", []) if isinstance(status, dict) else []
+def _address(item: Mapping[str, Any]) -> str:
+    addresses = (item.get("status") or {}).get("addresses", [])
     return next((str(a["address"]) for a in addresses if a["type"] == "InternalIP"), "")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import InputError
+from testbed.lab.cluster.state import StateFolder
 from testbed.lab.images.model import Image
 
 #: As many as the command line offers; each is a container with a kubelet of its own.
@@ -82,10 +83,8 @@ def lent(cache: Path, images: Iterable[Image]) -> tuple[Mount, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
-    """The state folder of one cluster, on the host."""
-
-    top: Path
+class Folders(StateFolder):
+    """The state folder of a kind cluster."""
 
     @property
     def record(self) -> Path:
@@ -95,23 +94,6 @@ class Folders:
     def config(self) -> Path:
         """What ``kind create cluster`` is given."""
         return self.top / "kind.yaml"
-
-    @property
-    def kubeconfig(self) -> Path:
-        return self.top / "kubeconfig"
-
-    @property
-    def admin(self) -> Path:
-        """The administrator's certificate and key, for our own calls."""
-        return self.top / "admin.pem"
-
-    @property
-    def authority(self) -> Path:
-        return self.top / "ca.crt"
-
-    @property
-    def logs(self) -> Path:
-        return self.top / "logs"
 
     @property
     def settings(self) -> Path:

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from testbed.card.spec import CardSpec, parse_nodes
 from testbed.errors import InputError
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.layout import Mount
-from testbed.lab.cluster.process.record import image_values
-from testbed.lab.images.model import Image
-
-Stage = Literal["starting", "up"]
+from testbed.lab.cluster.started import Started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """The start of a cluster, for the commands that come after."""
+class Record(Started):
+    """The start of a kind cluster; its token marks the engine, where that is our own."""
 
-    name: str
-    #: Marks this one start's engine, where it is our own.
-    token: str
-    stage: Stage
     engine: str
     own: bool
     #: Variables in which the engine is reached.
     environment: dict[str, str]
     #: Images and containers of an engine of our own; empty for somebody's.
     data: str
-    port: int
-    nodes: int
     #: Cards of each node, as ``--cards`` says them.
     cards: str
     image: str
@@ -42,26 +33,12 @@ class Record:
     kind: str
     #: [source, target, read only] of what all nodes are lent.
     mounts: list[list[Any]]
-    #: Build of the emulated driver that its nodes carry.
-    driver: str = ""
-    uuids: dict[str, list[str]] = field(default_factory=dict)  # by node
-    #: Images that the nodes have, as the process cluster's record keeps them.
-    images: list[list[Any]] = field(default_factory=list)
     #: What is good to know of its cards, one line each.
     told: list[str] = field(default_factory=list)
-
-    def write(self, path: Path) -> None:
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(self), indent=1))
-        new.replace(path)
 
     def specs(self) -> tuple[tuple[CardSpec, ...], ...]:
         """Return the cards of each node, as they were asked for."""
         return parse_nodes(self.cards, self.nodes)[1]
-
-    def known_images(self) -> list[Image]:
-        """Return the images that the nodes have."""
-        return image_values(self.images)
 
     def reached(self) -> Engine:
         """Return the engine."""

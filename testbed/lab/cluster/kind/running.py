@@ -10,11 +10,11 @@ from pathlib import Path
 
 from testbed.errors import TestbedError, WaitTimeout
 from testbed.lab import cache, command
+from testbed.lab.cluster.api import Api, Unreachable
 from testbed.lab.cluster.kind import gpu, gpu_nodes, layout, node, own
 from testbed.lab.cluster.kind.record import Record
-from testbed.lab.cluster.process.api import Api, Unreachable
-from testbed.lab.cluster.process.record import image_list
 from testbed.lab.cluster.protocol import Progress
+from testbed.lab.cluster.started import image_list
 from testbed.lab.images import front as front_config
 from testbed.lab.images.model import Image
 

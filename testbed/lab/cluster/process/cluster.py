@@ -6,28 +6,28 @@ import contextlib
 import dataclasses
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from testbed.card.spec import cards_text
 from testbed.errors import FULL_HINT, ClusterError, InputError
+from testbed.lab.cluster.named import NamedCluster
 from testbed.lab.cluster.process import (
     files,
     identity,
     launch,
     layout,
-    lock,
     logs,
     node,
     processes,
     start,
     watch,
 )
-from testbed.lab.cluster.process.api import Api, Unreachable
 from testbed.lab.cluster.process.parts import Parts
-from testbed.lab.cluster.process.record import Record, image_list
-from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus, Progress
+from testbed.lab.cluster.process.record import Record
+from testbed.lab.cluster.protocol import ClusterSpec, Progress
+from testbed.lab.cluster.started import image_list
 from testbed.lab.images.model import Image
 from testbed.stack import names
 
@@ -36,7 +36,7 @@ _IMPORT_S = 300.0
 _ROOM_BYTES = 100 << 20
 
 
-class ProcessCluster:
+class ProcessCluster(NamedCluster[Record]):
     """One named cluster of local processes.
 
     Args:
@@ -48,11 +48,9 @@ class ProcessCluster:
     provider: ClassVar[str] = "process"
 
     def __init__(self, name: str = "vgpu", *, parts: Parts | None = None) -> None:
-        self.name = layout.check_name(name)
+        super().__init__(name)
         self._parts = parts or Parts()
-        self._home = layout.state_home()
         self._folders = layout.Folders(self._home / name)
-        self._lock = self._home / f".{name}.lock"
 
     @property
     def context(self) -> str:
@@ -69,97 +67,16 @@ class ProcessCluster:
         made = {image.reference: image.archive for image in self._parts.images(progress)}
         return {"binaries": programs.binaries, **made}
 
-    def up(
-        self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
-    ) -> ClusterStatus:
-        wanted = layout.nodes(self.name, spec.nodes)
+    def _check(self, spec: ClusterSpec) -> None:
+        layout.nodes(self.name, spec.nodes)  # refuses a number that is not possible
         for cards in spec.by_node():
             self._parts.check_cards(cards)
-        with lock.locked(self._lock, self.context):
-            try:
-                record = Record.read(self._folders.record)
-                if record is not None and record.stage == "up" and self._alive(record):
-                    return self._keep(record, spec, wanted, progress, images)
-                if self._folders.top.exists():
-                    with progress.step("clear what an earlier run left"):
-                        self._clear()
-                self._bring_up(spec, wanted, progress, images)
-            finally:
-                files.remove_if_empty(self._folders.top)
-        return self.status()
-
-    def down(self, progress: Progress) -> None:
-        if not self._folders.top.exists():
-            return
-        with lock.locked(self._lock, self.context), progress.step(f"take {self.context} down"):
-            self._clear()
-        files.remove_if_empty(self._home)
-
-    def status(self) -> ClusterStatus:
-        record = Record.read(self._folders.record)
-        if record is None:
-            return ClusterStatus(name=self.name, provider=self.provider, state="absent")
-        problems: list[str] = []
-        version, ready = "", dict[str, bool]()
-        try:
-            api = self._api(record)
-            version, ready = api.version(), api.ready_nodes()
-        except Unreachable as error:
-            problems.append(f"the API server does not answer: {error}")
-        if record.stage != "up":
-            problems.append(
-                "another command is bringing it up"
-                if lock.held(self._lock)
-                else "the command that brought it up was ended before it was done"
-            )
-        if not self._alive(record):
-            problems.append("its processes have ended")
-        nodes = tuple(
-            NodeStatus(
-                name=each.name,
-                ready=ready.get(each.name, False),
-                address=each.address,
-                cards=tuple(record.uuids.get(each.name, ())),
-                profiles=cards,
-            )
-            for each, cards in zip(
-                layout.nodes(self.name, record.nodes), record.specs(), strict=True
-            )
-        )
-        problems += [f"{each.name} is not Ready" for each in nodes if not each.ready]
-        problems += [what for what, _ in watch.failures(self._folders, 3)]
-        with contextlib.suppress(OSError):  # taken down meanwhile
-            if shutil.disk_usage(self._folders.top).free < _ROOM_BYTES:
-                problems.append(f"there is no room left at {self._folders.top}: {FULL_HINT}")
-        return ClusterStatus(
-            name=self.name,
-            provider=self.provider,
-            state="broken" if problems else "up",
-            server=f"https://127.0.0.1:{record.port}",
-            kubernetes=version,
-            context=self.context,
-            kubeconfig=self._folders.kubeconfig,
-            nodes=nodes,
-            problems=tuple(problems),
-            id_range=record.id_range,
-            notes=self._notes(record),
-        )
-
-    def _notes(self, record: Record) -> tuple[str, ...]:
-        if record.driver in ("", self._parts.driver()):
-            return ()
-        return ("its cards' driver is of other sources: `testbed down`, then up, makes it anew",)
-
-    def kubeconfig(self) -> Path:
-        if not self._folders.kubeconfig.exists():
-            raise layout.absent(self.name)
-        return self._folders.kubeconfig
 
     def log_files(self) -> dict[str, Path]:
         return {path.stem: path for path in sorted(self._folders.logs.glob("*.log"))}
 
     def node_root(self, node: str) -> Path | None:
-        record = Record.read(self._folders.record)
+        record = self._record()
         found = self._inits(record, node) if record else []
         return Path("/proc", str(found[0].pid), "root") if found else None
 
@@ -174,7 +91,7 @@ class ProcessCluster:
         Raises:
             ClusterError: it does not run.
         """
-        record = Record.read(self._folders.record)
+        record = self._record()
         found = self._inits(record, where) if record else []
         if record is None or not found:
             raise ClusterError(f"{where} of cluster {self.name!r} does not run")
@@ -188,11 +105,9 @@ class ProcessCluster:
         self,
         record: Record,
         spec: ClusterSpec,
-        wanted: Sequence[layout.Node],
         progress: Progress,
         images: Sequence[Image] | None,
-    ) -> ClusterStatus:
-        """A second ``up``: the same cluster stays; images that are new are added."""
+    ) -> None:
         asked = (spec.nodes, start.card_lists(spec))
         if asked != (record.nodes, record.cards) or spec.port not in (0, record.port):
             raise InputError(
@@ -201,18 +116,8 @@ class ProcessCluster:
                 f"'{cards_text(record.specs())}' on port {record.port}",
                 hint=f"testbed down --name {self.name}, or another --name",
             )
-        self._wait(record, wanted, progress)
+        self._wait(record, progress)
         self._load(record, self._parts.images(progress) if images is None else images, progress)
-        return self.status()
-
-    def load_images(self, images: Sequence[Image], progress: Progress) -> None:
-        with lock.locked(self._lock, self.context):
-            record = Record.read(self._folders.record)
-            if record is None or record.stage != "up":
-                raise ClusterError(
-                    f"cluster {self.name!r} is not up", hint=f"testbed up --name {self.name}"
-                )
-            self._load(record, images, progress)
 
     def _load(self, record: Record, images: Sequence[Image], progress: Progress) -> None:
         known = record.known_images()
@@ -247,11 +152,7 @@ class ProcessCluster:
         dataclasses.replace(record, images=images).write(self._folders.record)
 
     def _bring_up(
-        self,
-        spec: ClusterSpec,
-        wanted: Sequence[layout.Node],
-        progress: Progress,
-        images: Sequence[Image] | None,
+        self, spec: ClusterSpec, progress: Progress, images: Sequence[Image] | None
     ) -> None:
         identity.preflight()
         ids = identity.choose(self.name)
@@ -266,7 +167,7 @@ class ProcessCluster:
                         start.Start(
                             name=self.name,
                             spec=spec,
-                            nodes=wanted,
+                            nodes=layout.nodes(self.name, spec.nodes),
                             identity=ids,
                             port=port,
                             programs=programs,
@@ -287,18 +188,18 @@ class ProcessCluster:
 
                     launch.launch(self._folders, ids, binds, listening, record.token, started)
                 listening.close()  # the namespaces have it now
-                self._wait(record, wanted, progress)
+                self._wait(record, progress)
                 self._found_pid1(record).write(self._folders.record)
             except BaseException:
                 self._clear(keep_logs=True)
                 raise
 
-    def _wait(self, record: Record, wanted: Sequence[layout.Node], progress: Progress) -> None:
+    def _wait(self, record: Record, progress: Progress) -> None:
         with progress.step("wait for the nodes") as step:
             watch.until_ready(
                 self._folders,
                 self._api(record),
-                wanted,
+                layout.nodes(self.name, record.nodes),
                 lambda: self._alive(record),
                 lambda text: step.update(f"waiting for {text}"),
             )
@@ -322,7 +223,7 @@ class ProcessCluster:
 
     def _clear(self, *, keep_logs: bool = False) -> None:
         """End every process of the cluster, then remove its files."""
-        record = Record.read(self._folders.record)
+        record = self._record()
         if record is not None:
             left = processes.end(self._holders(record))
             if left:
@@ -353,8 +254,28 @@ class ProcessCluster:
 
     # --- state -------------------------------------------------------------
 
-    def _api(self, record: Record) -> Api:
-        return Api(record.port, self._folders.authority, self._folders.admin)
+    @property
+    def _folder(self) -> layout.Folders:
+        return self._folders
+
+    def _record(self) -> Record | None:
+        return Record.read(self._folders.record)
+
+    def _driver(self) -> str:
+        return self._parts.driver()
+
+    def _addresses(self, record: Record, _: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        return {each.name: each.address for each in layout.nodes(self.name, record.nodes)}
+
+    def _gone(self, record: Record) -> list[str]:
+        return [] if self._alive(record) else ["its processes have ended"]
+
+    def _more_problems(self) -> list[str]:
+        found = [what for what, _ in watch.failures(self._folders, 3)]
+        with contextlib.suppress(OSError):  # taken down meanwhile
+            if shutil.disk_usage(self._folders.top).free < _ROOM_BYTES:
+                found.append(f"there is no room left at {self._folders.top}: {FULL_HINT}")
+        return found
 
     def _alive(self, record: Record) -> bool:
         held = processes.read(record.pid)

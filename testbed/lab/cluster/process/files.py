@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -49,11 +48,6 @@ def remove(path: Path, identity: Identity) -> None:
             why="files in it belong to others, or are still in use",
             hint=f"sudo rm -rf {path}",
         )
-
-
-def remove_if_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.rmdir()
 
 
 def _as_mapped_root(identity: Identity, command: Sequence[str]) -> None:

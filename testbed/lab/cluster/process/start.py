@@ -12,8 +12,9 @@ from testbed.lab import cache
 from testbed.lab.cluster.process import control_plane, files, launch, layout, node, pki
 from testbed.lab.cluster.process.identity import Identity
 from testbed.lab.cluster.process.parts import Programs
-from testbed.lab.cluster.process.record import Record, image_list
+from testbed.lab.cluster.process.record import Record
 from testbed.lab.cluster.protocol import CardSpec, ClusterSpec
+from testbed.lab.cluster.started import image_list
 from testbed.lab.images import front as front_config
 from testbed.lab.images.model import Image
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import FULL_HINT, ClusterError, WaitTimeout
+from testbed.lab.cluster.api import Api, Unreachable
 from testbed.lab.cluster.process import layout
-from testbed.lab.cluster.process.api import Api, Unreachable
 
 READY_S = 90.0
 _POLL_S = 0.05

@@ -1,10 +1,11 @@
-"""The few calls to the API server that the provider makes itself."""
+"""The few calls to the API server that providers make themselves."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,12 @@ class Api:
 
     def ready_nodes(self) -> dict[str, bool]:
         """Return the names of the registered nodes, and whether each is Ready."""
-        return {
-            each["metadata"]["name"]: _is_ready(each) for each in self.get("/api/v1/nodes")["items"]
-        }
+        return {each["metadata"]["name"]: is_ready(each) for each in self.nodes()}
+
+    def nodes(self) -> list[Mapping[str, Any]]:
+        """Return the registered nodes."""
+        found: list[Mapping[str, Any]] = self.get("/api/v1/nodes")["items"]
+        return found
 
     def serves_pods(self) -> bool:
         """Tell whether a pod of the default namespace would be admitted."""
@@ -70,6 +74,7 @@ class Api:
         return True
 
 
-def _is_ready(node: dict[str, Any]) -> bool:
+def is_ready(node: Mapping[str, Any]) -> bool:
+    """Tell whether a node takes pods."""
     conditions = node.get("status", {}).get("conditions", [])
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
