@@ -247,7 +247,7 @@ class ControlPlane:
             headers={"Content-Type": content_type},
         )
         try:
-            with urllib.request.urlopen(request, context=self._tls, timeout=60) as answer:
+            with urllib.request.urlopen(request, context=self._tls, timeout=240) as answer:
                 raw = answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -25,7 +25,7 @@ def dockerlint() -> Path:
 
 
 def lint(program: Path, file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, file], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([program, file], capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.timeout(700)  # the linter may have to be built

@@ -176,7 +176,7 @@ class Plugin(threading.Thread):
             self._see(pod)
         version = found["metadata"]["resourceVersion"]
         url = f"{self.plane.url}/api/v1/pods?watch=true&resourceVersion={version}&timeoutSeconds=1"
-        with urllib.request.urlopen(url, context=self.plane._tls, timeout=60) as stream:
+        with urllib.request.urlopen(url, context=self.plane._tls, timeout=240) as stream:
             for line in stream:
                 event = json.loads(line)
                 if event["type"] == "DELETED":

@@ -219,7 +219,7 @@ def post(url, ca, body):
     context = ssl.create_default_context(cafile=str(ca))
     request = urllib.request.Request(f"{url}/webhook", data=body, method="POST")
     try:
-        with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+        with urllib.request.urlopen(request, context=context, timeout=240) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
@@ -272,7 +272,7 @@ def as_plugin(api_server):
             data=json.dumps(body).encode(),
             headers={"Content-Type": content_type},
         )
-        with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+        with urllib.request.urlopen(request, context=context, timeout=240) as answer:
             return json.loads(answer.read())
 
     return call

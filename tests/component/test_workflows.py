@@ -34,7 +34,7 @@ def lint(program: Path, file: Path) -> subprocess.CompletedProcess[str]:
         [program, "-no-color", "-shellcheck=", "-pyflakes=", file],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

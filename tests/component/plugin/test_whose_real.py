@@ -29,7 +29,7 @@ def test_containers_outsiders_and_a_forger(tmp_path: Path) -> None:
     # With a PID namespace, the end of its first process is the end of all.
     command = ["unshare", "-Urmpf", "--mount-proc", "--kill-child", sys.executable, str(driver)]
     done = subprocess.run(
-        [*command, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [*command, str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

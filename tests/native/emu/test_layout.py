@@ -52,7 +52,7 @@ def test_offsets(tmp_path: Path) -> None:
     )
     program = tmp_path / "layout"
     subprocess.run(
-        ["cc", "-std=c11", f"-I{INCLUDE}", str(source), "-o", str(program)], check=True, timeout=60
+        ["cc", "-std=c11", f"-I{INCLUDE}", str(source), "-o", str(program)], check=True, timeout=240
     )
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.splitlines() == expected

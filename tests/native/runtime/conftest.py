@@ -95,7 +95,7 @@ def script(request: pytest.FixtureRequest, fake_driver: Path) -> Callable[..., s
             [sys.executable, "-c", prelude + text],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             env={
                 **os.environ,
                 "LD_LIBRARY_PATH": f"{driver}:{library.parent}",

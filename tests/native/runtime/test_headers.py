@@ -43,7 +43,7 @@ def compile_c(text: str, folder: Path, include: Path) -> None:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
 
@@ -178,7 +178,7 @@ def math_headers() -> list[Path]:
 def preprocess(text: str, include: list[Path]) -> str:
     done = subprocess.run(
         ["gcc", "-std=gnu11", "-E", "-P", *(f"-I{i}" for i in include), "-xc", "-"],
-        input=text, capture_output=True, text=True, timeout=60, check=True,
+        input=text, capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     return done.stdout
 
@@ -208,7 +208,7 @@ def test_numbers_of_the_stand_ins(tmp_path: Path) -> None:
     lines.append('_Static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96, "result");')
     done = subprocess.run(
         ["gcc", "-std=gnu11", "-fsyntax-only", "-w", *(f"-I{i}" for i in include), "-xc", "-"],
-        input="\n".join(lines), capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        input="\n".join(lines), capture_output=True, text=True, timeout=240, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -122,7 +122,7 @@ def run(libraries: tuple[Path, bool]) -> Run:
             env |= {"LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
         done = subprocess.run(
             [sys.executable, "-c", PRELUDE + text],
-            capture_output=True, text=True, timeout=60, env=env,
+            capture_output=True, text=True, timeout=240, env=env,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         values = json.loads(done.stdout)

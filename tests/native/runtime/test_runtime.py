@@ -342,7 +342,7 @@ void *dlsym(void *h, const char *s)
 }
 """)
     shim = tmp_path / "shim.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", shim, source], check=True, timeout=60)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", shim, source], check=True, timeout=240)
     script(
         """
 p = pointer()

@@ -57,7 +57,7 @@ def compile_(output: Path, sources: Sequence[Path], *flags: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{os.getpid()}.{output.name}"
         command = ["gcc", *flags, *map(str, sources), "-o", str(temporary)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
         assert done.returncode == 0, done.stderr
         temporary.replace(result)
         _failed.discard(result)

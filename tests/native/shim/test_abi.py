@@ -88,7 +88,7 @@ def numbers(folder: Path, header: str, side: int, include: Path) -> dict[str, in
         f'int main(void) {{ printf("{{");\n{body}\nprintf("\\"end\\": 0}}"); return 0; }}\n'
     )
     program = folder / str(side)
-    subprocess.run(["gcc", f"-I{include}", source, "-o", program], check=True, timeout=60)
+    subprocess.run(["gcc", f"-I{include}", source, "-o", program], check=True, timeout=240)
     found: dict[str, int] = json.loads(
         subprocess.run([program], capture_output=True, check=True, timeout=10).stdout
     )

@@ -122,7 +122,7 @@ print(cache.obtain("things", "k", make, QuietProgress(), "make it"), flush=True)
     try:
         with gate.open("w"):
             pass  # opening waits until one of them is inside ``make``
-        answers = {run.communicate(timeout=30)[0].strip() for run in runs}
+        answers = {run.communicate(timeout=120)[0].strip() for run in runs}
     finally:
         for run in runs:
             run.kill()

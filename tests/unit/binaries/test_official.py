@@ -7,7 +7,6 @@ import http.client
 import io
 import tarfile
 import threading
-import time
 from pathlib import Path
 from typing import cast
 
@@ -124,14 +123,12 @@ def test_a_silent_line_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
 
     def hang(url: str, timeout_s: float) -> http.client.HTTPResponse:
-        release.wait(30)
+        release.wait()
         raise OSError("late")
 
     assert official.GIVE_UP_S == 3.0
     monkeypatch.setattr(official, "GIVE_UP_S", 0.1)
-    began = time.monotonic()
     try:
-        assert not official.reachable(hang)
-        assert time.monotonic() - began < 10
+        assert not official.reachable(hang)  # else it would wait for the line's release
     finally:
         release.set()

@@ -20,7 +20,7 @@ def completed(words, tmp_path):
         [sys.executable, "-c", "from testbed.cli import main; main()"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
         env={
             **os.environ,

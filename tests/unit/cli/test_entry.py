@@ -14,6 +14,8 @@ import pytest
 COMMAND = Path(sys.executable).parent / "testbed"
 #: Moments of the first tenth of a second, in which Python starts and imports.
 MOMENTS_S = [0.004 * step for step in range(25)]
+#: Where the machine is so busy that Python is not there yet by then.
+LATER_S = [0.15 * 1.5**step for step in range(12)]
 #: By the launcher's shell, which has nothing to say; by the command.
 ENDS = (-signal.SIGINT, 2)
 
@@ -27,7 +29,9 @@ def test_the_command_is_the_launcher_of_setup_venv():
 def test_an_interrupt_at_any_moment_of_the_start(tmp_path):
     """The command is one that waits for ever, so that no signal comes too late."""
     seen = set()
-    for moment in MOMENTS_S:
+    for moment in (*MOMENTS_S, *LATER_S):
+        if moment in LATER_S and 2 in seen:
+            break
         with subprocess.Popen(
             [COMMAND, "card", "shell", "--no-torch", "sleep", "60"],
             stdout=subprocess.PIPE,
@@ -40,10 +44,10 @@ def test_an_interrupt_at_any_moment_of_the_start(tmp_path):
             time.sleep(moment)  # which moment it is does not matter, that it is another does
             process.send_signal(signal.SIGINT)
             try:
-                out, err = process.communicate(timeout=5)
+                out, err = process.communicate(timeout=30)
             except subprocess.TimeoutExpired:  # it had begun: now it is the command's affair
                 process.terminate()
-                process.communicate(timeout=20)
+                process.communicate(timeout=120)
                 continue
         assert "Traceback" not in err and out == ""
         assert process.returncode in ENDS, err
@@ -61,7 +65,7 @@ def test_an_interrupt_at_any_moment_of_the_start(tmp_path):
 )
 def test_a_program_is_told_what_is_wrong_with_its_command_line(words, why, hint):
     done = subprocess.run(
-        [COMMAND, *words.split()], capture_output=True, text=True, timeout=60, check=False
+        [COMMAND, *words.split()], capture_output=True, text=True, timeout=240, check=False
     )
     told = json.loads(done.stdout)["error"]
     assert (done.returncode, told["what"]) == (2, "the command line cannot be understood")
@@ -79,7 +83,7 @@ from testbed.cli import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (2, "interrupted\n")
 
@@ -91,7 +95,7 @@ def test_the_command_s_children_have_no_signal_blocked(number):
         [COMMAND, "card", "shell", "--no-torch", "sh", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stdout) == (128 + number, "")

@@ -16,7 +16,7 @@ from testbed.lab.cluster.process import inside
 from testbed.lab.cluster.process.inside import init
 
 PROGRAMS = Path(inside.__file__).parent
-DEADLINE_S = 20
+DEADLINE_S = 120
 
 
 def until(condition, deadline_s=DEADLINE_S):

@@ -54,7 +54,7 @@ def handshake(folder: Path, made: Certificates, client: Leaf | None, server_name
                 raise ssl.SSLError("closed by the server")
     finally:
         here.close()
-        thread.join(10)
+        thread.join(120)
     return seen[0]
 
 

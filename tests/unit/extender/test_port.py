@@ -66,11 +66,11 @@ def handed(monkeypatch):
 
 
 async def answer(reader):
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     fields = dict(
         line.split(": ", 1) for line in head.decode().lower().split("\r\n")[1:] if ": " in line
     )
-    body = await asyncio.wait_for(reader.readexactly(int(fields["content-length"])), 10)
+    body = await asyncio.wait_for(reader.readexactly(int(fields["content-length"])), 60)
     return int(head.split()[1]), body
 
 
@@ -171,7 +171,7 @@ def test_requests_behind_a_bind_wait_for_it_and_other_connections_do_not():
             body = json.dumps(BIND).encode()
             head = (HEAD % len(body)).replace(b"/filter", b"/bind")
             writer.write(head + body + REQUEST)
-            await asyncio.wait_for(binder.begun.wait(), 10)
+            await asyncio.wait_for(binder.begun.wait(), 60)
             other_reader, other = await asyncio.open_connection("127.0.0.1", number)
             other.write(REQUEST)
             beside = await answer(other_reader)
@@ -194,10 +194,10 @@ def test_a_stop_answers_the_bind_that_is_under_way():
             reader, writer = await asyncio.open_connection("127.0.0.1", number)
             body = json.dumps(BIND).encode()
             writer.write((HEAD % len(body)).replace(b"/filter", b"/bind") + body)
-            await asyncio.wait_for(binder.begun.wait(), 10)
+            await asyncio.wait_for(binder.begun.wait(), 60)
             asyncio.get_running_loop().call_soon(binder.go.set)
         found = await answer(reader)
-        end = await asyncio.wait_for(reader.read(), 10)
+        end = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         return found, end
 
@@ -236,11 +236,11 @@ def test_an_idle_connection_and_a_request_that_does_not_come_are_closed(monkeypa
     async def run(number):
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
         writer.write(REQUEST[:-1])
-        unfinished = await asyncio.wait_for(reader.read(), 10)
+        unfinished = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         monkeypatch.setattr(rim, "IDLE_S", 0.05)
         reader, writer = await asyncio.open_connection("127.0.0.1", number)
-        idle = await asyncio.wait_for(reader.read(), 10)
+        idle = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         return unfinished, idle
 

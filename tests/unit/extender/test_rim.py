@@ -85,7 +85,7 @@ def play(monkeypatch, *steps):
             synced=lambda: log.append("synced"),
         )
         task = asyncio.create_task(follower.run())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await script.done.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -257,7 +257,7 @@ def test_a_waiting_pod_has_one_event_with_the_newest_words():
         task = asyncio.create_task(recorder.run())
 
         async def says(calls):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while len(events.calls) < calls:
                     await asyncio.sleep(0)
 
@@ -494,7 +494,7 @@ def test_new_client_authority_is_demanded_without_a_restart(tmp_path):
         context.load_cert_chain(clients[name])
         try:
             url = f"https://127.0.0.1:{port}/healthz"
-            with urllib.request.urlopen(url, context=context, timeout=5) as answer:
+            with urllib.request.urlopen(url, context=context, timeout=240) as answer:
                 return answer.status
         except OSError:
             return None

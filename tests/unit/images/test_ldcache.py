@@ -18,7 +18,7 @@ def library(folder: Path, name: str) -> Path:
     subprocess.run(
         ["cc", "-shared", f"-Wl,-soname,{name}", "-x", "c", "/dev/null", "-o", folder / name],
         check=True,
-        timeout=60,
+        timeout=240,
     )
     return folder / name
 

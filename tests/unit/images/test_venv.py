@@ -28,7 +28,7 @@ def python(folder: Path, code: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         env={"PATH": "/usr/bin"},
     ).stdout.strip()
 

@@ -241,7 +241,7 @@ def test_podman_is_called_only_in_the_namespaces_of_its_token(tmp_path):
     places.write_podman(where)
     (where.folder / "pid").write_text(f"{os.getpid()}\n")
     program = where.folder / "bin/podman"
-    done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([program, "info"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 125
     assert "does not run" in done.stderr
 

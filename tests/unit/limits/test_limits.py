@@ -57,7 +57,7 @@ class Kube:
     ) -> ExecResult:
         self.asked.append(json.loads(stdin))
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=60, check=False
+            command, input=stdin, capture_output=True, text=True, timeout=240, check=False
         )
         return ExecResult(rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
 

@@ -106,7 +106,7 @@ def test_another_containers_region(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [".cache", ".cache.lock"])
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 def test_pipes_and_links_do_not_hold_the_scrape(tmp_path: Path, end: str) -> None:
     path = made(tmp_path).with_name(region_name(*WHO) + end)
     path.unlink()

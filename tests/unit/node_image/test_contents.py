@@ -106,7 +106,7 @@ def test_scripts_can_be_run_and_read_by_their_shells() -> None:
     assert len(scripts) == 4
     for path in scripts:
         interpreter = path.read_text().splitlines()[0].removeprefix("#!")
-        subprocess.run([interpreter, "-n", str(path)], check=True, timeout=30)
+        subprocess.run([interpreter, "-n", str(path)], check=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_containerd_that_cannot_serve_is_told(tmp_path: Path, answer: str, told:
     done = subprocess.run(
         ["sh", "-c", script, "sh", console],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        timeout=30,
+        timeout=120,
         check=False,
     )
     if told:
@@ -145,7 +145,7 @@ def groups(folder: Path) -> subprocess.CompletedProcess[str]:
         [contents.FILES / "kind/bin/kubelet-cgroups", folder],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
 

@@ -40,7 +40,7 @@ def package(path: Path, files: dict[str, bytes | str], depends: str = "") -> Pat
         ["dpkg-deb", "--root-owner-group", "--build", str(root), str(path)],
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=240,
     )
     return path
 

@@ -109,7 +109,7 @@ def test_every_field_lies_where_c_puts_it(tmp_path: Path) -> None:
         + 'printf("\\"end\\": 0}"); return 0; }\n'
     )
     program = tmp_path / "offsets"
-    subprocess.run(["gcc", f"-I{INCLUDE}", source, "-o", program], check=True, timeout=60)
+    subprocess.run(["gcc", f"-I{INCLUDE}", source, "-o", program], check=True, timeout=240)
     found = json.loads(subprocess.run([program], check=True, capture_output=True).stdout)
     del found["end"]
     assert found == expected

@@ -27,9 +27,9 @@ def test_inventory_wakes_who_waits() -> None:
     assert inventory.after(version, timeout_s=0)[0] == version
     found: list[tuple[Card, ...]] = []
     waiter = threading.Thread(
-        target=lambda: found.append(inventory.after(version, timeout_s=10)[1])
+        target=lambda: found.append(inventory.after(version, timeout_s=120)[1])
     )
     waiter.start()
     assert inventory.set((card("GPU-a", healthy=False),))
-    waiter.join(10)
+    waiter.join(120)
     assert [c.healthy for c in found[0]] == [False]

@@ -146,8 +146,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
     import threading
 
     tick = threading.Event()
-    for _ in range(200):
+    for _ in range(2400):
         if condition():
             return
         tick.wait(0.05)
-    raise AssertionError("the condition did not come true in 10 s")
+    raise AssertionError("the condition did not come true in two minutes")

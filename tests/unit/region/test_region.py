@@ -207,7 +207,7 @@ def test_only_living_processes_count(region: Path) -> None:
         assert view.denied == (5, 0)
     finally:
         owner.kill()
-        owner.communicate(timeout=10)
+        owner.communicate(timeout=120)
     assert read_region(region).processes == ()
 
 

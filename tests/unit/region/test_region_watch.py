@@ -126,7 +126,7 @@ def test_a_raised_limit_is_noticed_also_after_a_good_look(region: Path) -> None:
         watch.counters()
 
 
-@pytest.mark.timeout(10)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("trick", ["link", "pipe", "cut", "gone", "folder"])
 def test_what_a_tenant_puts_in_its_place_is_neither_followed_nor_written(
     region: Path, tmp_path: Path, trick: str

@@ -50,7 +50,7 @@ def test_the_second_is_told_who_the_first_is_and_comes_after_it(tmp_path: Path) 
             assert first.stdin is not None
             first.stdin.close()
 
-        with use.using(path, "testbed 'x'", "run", wait_s=30, report=report) as second:
+        with use.using(path, "testbed 'x'", "run", wait_s=120, report=report) as second:
             assert not second.inherited  # the first one ended in order
         assert len(told) == 1 and str(first.pid) in told[0]
     assert not path.parent.exists()
@@ -93,6 +93,6 @@ def test_the_notebook_of_a_run_joins_it(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_cannot_be_written_is_told_at_once(folder: str) -> None:
     with (
         pytest.raises(ClusterError, match=r"state folder.*cannot be written"),
-        use.using(Path(folder, ".x.use"), "x", "up", wait_s=30),
+        use.using(Path(folder, ".x.use"), "x", "up", wait_s=120),
     ):
         pass

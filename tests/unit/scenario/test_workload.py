@@ -154,7 +154,7 @@ def told(capsys, event):
 
 
 def test_steps_count_when_they_are_done_and_the_queue_stays_full(flat_out, capsys):
-    queue = Queue()
+    queue = Queue(step_s=0.01)  # long beside what it takes to ask for one
     card = flat_out.Card(queue, 0, "GPU-1")
     flat_out.together([card], "alone-a", lambda: card.steps < 50)
     assert queue.most == flat_out.DEPTH
@@ -178,7 +178,7 @@ def test_a_step_that_is_done_counts_at_once_also_while_launches_wait(flat_out, c
 
 
 def test_all_cards_work_at_once_and_are_counted_apart(flat_out, capsys):
-    cards = [flat_out.Card(Queue(step_s), n, f"GPU-{n}") for n, step_s in enumerate((0.002, 0.01))]
+    cards = [flat_out.Card(Queue(step_s), n, f"GPU-{n}") for n, step_s in enumerate((0.002, 0.05))]
     flat_out.together(cards, "together", lambda: cards[1].steps < 10)
     assert cards[0].steps > cards[1].steps
     assert {line["uuid"] for line in told(capsys, "steps")} == {"GPU-0", "GPU-1"}
