@@ -174,7 +174,7 @@ class LimitStep(OneCard):
                         },
                     ),
                 ),
-                files=("facts.py",),
+                files=("facts.py", "spin.py"),
                 limits_in=changes,
             ),
         )

@@ -11,10 +11,10 @@ import json
 import os
 import sys
 import threading
-from collections import deque
 from typing import Any
 
-from facts import RELEASE, emit, wait_for_release
+from facts import RELEASE, emit
+from spin import Card, Queue, first_card, held
 
 MIB = 1 << 20
 #: What is queued, in time of the card at work, seconds, and in batches.
@@ -23,27 +23,23 @@ BLOCK_MIB = 128
 
 
 class Work(threading.Thread):
-    """Kernels that take a known time, on the first card, until told to stop."""
+    """Kernels that take a known time on the first card, until told to stop."""
 
-    def __init__(self, torch: Any, kernel_us: int, hertz: float) -> None:
+    def __init__(self, card: Card, kernel_us: int) -> None:
         super().__init__(daemon=True)
-        self._torch = torch
-        self._cycles = max(1, round(kernel_us * 1e-6 * hertz))
+        self._card = card
+        self._cycles = card.cycles(kernel_us * 1e-6)
         self._batch = max(1, min(64, round(AHEAD_SECONDS / 2 / (kernel_us * 1e-6))))
         self._ending = threading.Event()
 
     def run(self) -> None:
         """Keep the queue full."""
-        torch, queue = self._torch, deque[Any]()
+        queue = Queue(self._card, "")
         while not self._ending.is_set():
-            for _ in range(self._batch):
-                torch.cuda._sleep(self._cycles)
-            event = torch.cuda.Event(blocking=True)
-            event.record()
-            queue.append(event)
-            if len(queue) > AHEAD:
-                queue.popleft().synchronize()
-        torch.cuda.synchronize()
+            self._card.spin(self._cycles, self._batch)
+            queue.put(self._batch)
+            queue.wait(AHEAD)
+        queue.wait()
 
     def end(self) -> None:
         """Stop and wait for the last kernel."""
@@ -62,18 +58,18 @@ def blocks_of(torch: Any, mib: int) -> list[Any]:
     return blocks
 
 
-def lowered(torch: Any, held: list[Any]) -> None:
+def lowered(torch: Any, blocks: list[Any]) -> None:
     """Say what becomes of memory whose limit fell below what is held."""
     granted = bool(blocks_of(torch, BLOCK_MIB))
     try:
-        for block in held:
+        for block in blocks:
             block.zero_()
         torch.cuda.synchronize()
         kept = True
     except RuntimeError:
         kept = False
     # All but one block, so that a context and one more fit below half.
-    del held[1:]
+    del blocks[1:]
     torch.cuda.empty_cache()
     again = bool(blocks_of(torch, BLOCK_MIB))
     total = torch.cuda.mem_get_info()[1]
@@ -87,24 +83,18 @@ def main(parameters: dict[str, Any]) -> int:
 
     RELEASE.mkdir(parents=True, exist_ok=True)
     emit("started", pid=os.getpid())
-    nvml.nvmlInit()
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    hertz = 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
-    uuid = nvml.nvmlDeviceGetUUID(handle)
+    card = first_card(torch, nvml)
     torch.empty(1, device="cuda")  # makes the context; no kernel that teaches a wrong cost
-    held = blocks_of(torch, int(parameters["held_mib"]))
-    emit("working", torch=torch.__version__, card=nvml.nvmlDeviceGetName(handle), uuid=uuid)
-    work = Work(torch, int(parameters["kernel_us"]), hertz)
+    memory = blocks_of(torch, int(parameters["held_mib"]))
+    work = Work(card, int(parameters["kernel_us"]))
     work.start()
     for phase in parameters["phases"]:
         name = phase["name"]
         if name == "memory":
             work.end()
-        emit("holding", phase=name, index=phase["index"], ticks=phase["ticks"])
-        in_time = wait_for_release(name, float(parameters["hold_seconds"]))
-        emit("released", phase=name, in_time=in_time)
+        held(name, phase["index"], float(parameters["hold_seconds"]), phase["ticks"])
         if name == "memory":
-            lowered(torch, held)
+            lowered(torch, memory)
     if work.is_alive():
         work.end()
     emit("finished", code=0)

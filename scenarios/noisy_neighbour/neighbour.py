@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from facts import RELEASE, emit, wait_for_release
+from facts import RELEASE, emit
+from spin import Card, Queue, first_card, held
 
 MIB = 1 << 20
 #: Of a storm: kernels of 20 µs, and how many lie between two looks at the clock.
@@ -23,21 +23,15 @@ BLOCK_MIB = 512
 Done = Callable[[], bool]
 
 
-def launches(torch: Any, cycles: int, batch: int, done: Done) -> int:
-    """Keep kernels queued; return how many were launched."""
-    queue: deque[Any] = deque()
-    launched = 0
+def launches(card: Card, kind: str, seconds: float, batch: int, done: Done) -> int:
+    """Keep kernels of a length queued; return how many were done."""
+    cycles, queue = card.cycles(seconds), Queue(card, kind)
     while not done():
-        for _ in range(batch):
-            torch.cuda._sleep(cycles)
-        launched += batch
-        event = torch.cuda.Event(blocking=True)
-        event.record()
-        queue.append(event)
-        while len(queue) > 3:
-            queue.popleft().synchronize()
-    torch.cuda.synchronize()
-    return launched
+        card.spin(cycles, batch)
+        queue.put(batch)
+        queue.wait(3)
+    queue.wait()
+    return queue.done
 
 
 def hog(torch: Any, done: Done) -> int:
@@ -68,14 +62,14 @@ def processes(kind: str, done: Done) -> int:
     return count
 
 
-def misbehave(torch: Any, kind: str, hertz: float, done: Done) -> int:
+def misbehave(card: Card, kind: str, done: Done) -> int:
     """Do one kind of harm until it is time; return how much of it was done."""
     if kind == "storm":
-        return launches(torch, round(hertz * TINY_SECONDS), BATCH, done)
+        return launches(card, kind, TINY_SECONDS, BATCH, done)
     if kind == "long":
-        return launches(torch, round(hertz * LONG_SECONDS), 1, done)
+        return launches(card, kind, LONG_SECONDS, 1, done)
     if kind == "memory":
-        return hog(torch, done)
+        return hog(card.torch, done)
     return processes(kind, done)
 
 
@@ -86,20 +80,14 @@ def main(parameters: dict[str, Any]) -> int:
 
     RELEASE.mkdir(parents=True, exist_ok=True)
     emit("started", pid=os.getpid())
-    nvml.nvmlInit()
-    handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    hertz = 1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
-    emit("working", torch=torch.__version__, card=nvml.nvmlDeviceGetName(handle), uuid=uuid)
-    torch.cuda._sleep(1000)
+    card = first_card(torch, nvml)
+    card.spin(1000)
     torch.cuda.synchronize()
     for phase in parameters["phases"]:
         name = phase["name"]
-        emit("holding", phase=name, index=phase["index"], ticks=1)
-        in_time = wait_for_release(name, float(parameters["hold_seconds"]))
-        emit("released", phase=name, in_time=in_time)
+        held(name, phase["index"], float(parameters["hold_seconds"]))
         deadline = time.monotonic() + float(phase["seconds"])
-        did = misbehave(torch, name, hertz, lambda end=deadline: time.monotonic() >= end)
+        did = misbehave(card, name, lambda end=deadline: time.monotonic() >= end)
         emit("worked", phase=name, did=did)
     emit("finished", code=0)
     return 0

@@ -133,6 +133,33 @@ class NoisyNeighbour(OneCard):
         """Judge the same pods without the limiter: the victim must notice."""
         return control_of(self.checks(parameters, trial))
 
+    def comparison(
+        self, parameters: Parameters, trial: Trial, control: Trial | None
+    ) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        """Return the slow-down matrix: a row a kind of neighbour, with and without the limiter."""
+        sides = [side for side in (trial, control) if side is not None]
+        whose = ("with the limiter", "without")[: len(sides)]
+        what = ("Its share", "Slower", "Refusals", "Neighbour's share")
+        header = [f"{each}, {who}" for each in what for who in whose]
+        rows = []
+        for kind in (ALONE, *parameters.kinds):
+            beside = kind != ALONE
+            found: list[tuple[object, str]] = []
+            found += [(share_card(parameters, side, kind).card, "{:.1f} %") for side in sides]
+            found += [
+                (slowdown(side, kind).workload if beside else 1.0, "{:.2f} x") for side in sides
+            ]
+            found += [(memory_kept(side, kind).workload, "{:.0f}") for side in sides]
+            found += [
+                (_share(side, kind, NEIGHBOUR) if beside else "-", "{:.1f} %") for side in sides
+            ]
+            cells = [
+                form.format(each) if isinstance(each, float) else str(each or "?")
+                for each, form in found
+            ]
+            rows.append([kind, *cells])
+        return ("Neighbour", *header), rows
+
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return both pods' memory and share over time."""
         asked = {VICTIM: parameters.victim, NEIGHBOUR: parameters.neighbour}
@@ -169,7 +196,7 @@ def _pod(
                 },
             ),
         ),
-        files=("facts.py", *files),
+        files=("facts.py", "spin.py", *files),
         annotations={names.CARD_POLICY: "binpack"},
     )
 
@@ -210,6 +237,23 @@ def _missing(trial: Trial) -> str:
     return "the pods lie on different cards" if len(cards) > 1 else "too little was told"
 
 
+def _share(trial: Trial, phase: str, pod: str) -> float | None:
+    """Return a pod's share of the card in what is measured of a phase, percent."""
+    window = _window(trial, phase)
+    if window is None:
+        return None
+    begin, end, uuid = window
+    found = device_share(
+        trial.samples,
+        pod_uid=trial.pods[pod].uid,
+        container="main",
+        uuid=uuid,
+        start=begin,
+        end=end,
+    )
+    return None if found is None else found.pct
+
+
 def share_card(parameters: Parameters, trial: Trial, phase: str) -> Check:
     """Has the victim its share of the card's time?"""
     asked = float(parameters.victim.gpucores)
@@ -224,23 +268,16 @@ def share_card(parameters: Parameters, trial: Trial, phase: str) -> Check:
         source=f"monitor ({trial.source})",
         control="fail",
     )
-    window = _window(trial, phase)
-    share = None
-    if window is not None:
-        begin, end, uuid = window
-        uid = trial.pods[VICTIM].uid
-        share = device_share(
-            trial.samples, pod_uid=uid, container="main", uuid=uuid, start=begin, end=end
-        )
+    share = _share(trial, phase, VICTIM)
     if share is None:
         return msgspec.structs.replace(base, reason=_missing(trial))
     reason = ""
-    if share.pct > asked + SHARE_POINTS:
+    if share > asked + SHARE_POINTS:
         reason = "more than its share"
-    elif share.pct < asked - SHARE_POINTS:
+    elif share < asked - SHARE_POINTS:
         reason = "less than its share"
     return msgspec.structs.replace(
-        base, verdict="fail" if reason else "pass", card=round(share.pct, 2), reason=reason
+        base, verdict="fail" if reason else "pass", card=round(share, 2), reason=reason
     )
 
 
@@ -264,7 +301,8 @@ def slowdown(trial: Trial, kind: str) -> Check:
             return msgspec.structs.replace(base, reason=_missing(trial))
         begin, end, uuid = window
         events = trial.pods[VICTIM].container("main").events
-        rate = step_rate(events, uuid=uuid, start=begin, end=end)
+        told = [event for event in events if event.get("phase") == phase]
+        rate = step_rate(told, uuid=uuid, start=begin, end=end)
         if not rate:
             return msgspec.structs.replace(base, reason=f"too few steps were told ({phase})")
         rates.append(rate)

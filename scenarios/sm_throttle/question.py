@@ -19,7 +19,7 @@ from testbed.lab.scenario.control import control_of
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
-from testbed.lab.scenario.shares import device_share
+from testbed.lab.scenario.shares import Share, device_share, step_rate
 from testbed.stack import names
 
 PATTERNS = ("deep", "sync", "graph")
@@ -27,6 +27,8 @@ PATTERNS = ("deep", "sync", "graph")
 GRAPH = 8
 #: Percentage points: over a turn, and over its first second.
 POINTS, START_POINTS = 2.0, 3.0
+#: Percentage points between the card's count and that of the pod itself.
+WORK_POINTS = 4.0
 START_SECONDS = 1.0
 #: The control must miss what was asked for by this much more than the tolerance.
 MARGIN_POINTS = 5.0
@@ -40,7 +42,7 @@ GPUMEM_MIB = 4096
 
 MEANINGS = {
     "share_card": "The card grants a pod that works alone the share of its time that was asked for,"
-    " whatever its kernels are like.",
+    " whatever its kernels are like, and the kernels that the pod itself counts say the same.",
     "start": "Also in the first second of its work a pod has no more than its share.",
 }
 
@@ -176,7 +178,7 @@ class SmThrottle(OneCard):
                         },
                     ),
                 ),
-                files=("facts.py", "turns.py"),
+                files=("facts.py", "spin.py", "turns.py"),
                 annotations={names.CARD_POLICY: "binpack"},
             )
             for share in parameters.shares
@@ -188,8 +190,7 @@ class SmThrottle(OneCard):
         """Judge a run with the limiter."""
         found = []
         for turn in turns(parameters):
-            free = None if control is None else share_of(turn, control)
-            found.append(share_card(parameters, turn, trial, free))
+            found.append(share_card(parameters, turn, trial, control))
             found.append(start(parameters, turn, trial))
         return tuple(found)
 
@@ -240,10 +241,10 @@ def asked_and_got(parameters: Parameters, trial: Trial, control: Trial | None) -
 
 
 # --- the checks --------------------------------------------------------------------
-def share_of(
+def _share(
     turn: Turn, trial: Trial, *, first: float = START_SECONDS, last: float | None = None
-) -> float | None:
-    """Return the share of a turn, percent, None where it is not known.
+) -> Share | None:
+    """Return what a turn had of the card, None where it is not known.
 
     Args:
         turn: Whose.
@@ -255,7 +256,7 @@ def share_of(
     if window is None:
         return None
     begin, end, uuid = window
-    found = device_share(
+    return device_share(
         trial.samples,
         pod_uid=trial.pods[turn.pod].uid,
         container="main",
@@ -263,7 +264,34 @@ def share_of(
         start=begin + first,
         end=end if last is None else begin + last,
     )
+
+
+def share_of(turn: Turn, trial: Trial) -> float | None:
+    """Return the share of a turn after its first second, percent, None where it is not known."""
+    found = _share(turn, trial)
     return None if found is None else found.pct
+
+
+def _rate(turn: Turn, trial: Trial, share: Share) -> float | None:
+    """Return kernels a second as the pod counts them, over the time of a share."""
+    trace = trial.pods[turn.pod].container("main")
+    told = [e for e in trace.events if e["event"] == "steps" and e.get("phase") == turn.name]
+    card = trace.event("working")
+    assert card is not None
+    return step_rate(told, uuid=str(card["uuid"]), start=share.start, end=share.end)
+
+
+def work_of(turn: Turn, trial: Trial, control: Trial) -> float | None:
+    """Return the share of a turn by the pod's own count of kernels, percent.
+
+    Kernels a second, over what the same program did without the limiter, times what the
+    card granted it there. None where one of these is not known.
+    """
+    here, there = _share(turn, trial), _share(turn, control)
+    if here is None or there is None:
+        return None
+    rate, free = _rate(turn, trial, here), _rate(turn, control, there)
+    return None if rate is None or not free else rate / free * there.pct
 
 
 def _window(turn: Turn, trial: Trial) -> tuple[float, float, str] | None:
@@ -277,19 +305,17 @@ def _window(turn: Turn, trial: Trial) -> tuple[float, float, str] | None:
     return float(begin["time"]), float(end["time"]), str(card["uuid"])
 
 
-def _judge(
-    base: Check, turn: Turn, trial: Trial, got: float | None, *, least: float | None
-) -> Check:
-    if got is None:
-        return msgspec.structs.replace(base, verdict="error", reason=_why(turn, trial))
+def _judge(base: Check, turn: Turn, share: Share | None, why: str, *, least: float | None) -> Check:
+    if share is None:
+        return msgspec.structs.replace(base, verdict="error", reason=why)
     assert base.tolerance is not None
     reason = ""
-    if got > turn.share + base.tolerance:
+    if share.pct > turn.share + base.tolerance:
         reason = "more than its share"
-    elif least is not None and got < least - base.tolerance:
+    elif least is not None and share.pct < least - base.tolerance:
         reason = "less than its share"
     return msgspec.structs.replace(
-        base, verdict="fail" if reason else "pass", card=round(got, 2), reason=reason
+        base, verdict="fail" if reason else "pass", card=round(share.pct, 2), reason=reason
     )
 
 
@@ -304,23 +330,26 @@ def _why(turn: Turn, trial: Trial) -> str:
     return f"its workload did not get there: {told or 'no such event'}"
 
 
-def share_card(parameters: Parameters, turn: Turn, trial: Trial, free: float | None) -> Check:
-    """Is the share what was asked for, as the card granted it?
+def share_card(parameters: Parameters, turn: Turn, trial: Trial, control: Trial | None) -> Check:
+    """Is the share what was asked for, as the card granted it and as the pod counts its work?
 
     Args:
         parameters: The case's.
         turn: Which work.
         trial: The run.
-        free: What the same work had without the limiter, percent, once it is known: who
-            cannot use his share is not topped up.
+        control: That without the limiter, once it is known. It tells what the program can
+            use: who cannot use his share is not topped up, and from him only that is
+            demanded; and how much work that is.
     """
     seconds = parameters.seconds - START_SECONDS
     least: float | None = float(turn.share)
-    source = f"monitor ({trial.source})"
+    source, note = f"monitor ({trial.source})", ""
     if turn.pattern == "sync":
+        free = None if control is None else share_of(turn, control)
         least = None if free is None else min(float(turn.share), free / SYNC_HEADROOM)
         if free is not None and free < turn.share * SYNC_HEADROOM:
             source += f"; without the limiter it has {free:.1f} %"
+            note = f"it waits for each kernel, and can use {free:.0f} % at most"
     base = Check(
         name="share_card",
         pod=turn.pod,
@@ -332,7 +361,21 @@ def share_card(parameters: Parameters, turn: Turn, trial: Trial, free: float | N
         source=source,
         control=control_shows(turn, seconds),
     )
-    return _judge(base, turn, trial, share_of(turn, trial), least=least)
+    found = _judge(base, turn, _share(turn, trial), _why(turn, trial), least=least)
+    if found.verdict == "error" or control is None:
+        return found
+    work = work_of(turn, trial, control)
+    if work is None:
+        return msgspec.structs.replace(
+            found, verdict="error", reason="too little was told of its work"
+        )
+    found = msgspec.structs.replace(found, workload=round(work, 2), reason=found.reason or note)
+    assert isinstance(found.card, float)
+    apart = abs(work - found.card) > turn.tolerance(WORK_POINTS, seconds)
+    if found.verdict == "pass" and apart:
+        reason = "the pod's own count of kernels says something else"
+        return msgspec.structs.replace(found, verdict="fail", reason=reason)
+    return found
 
 
 def start(parameters: Parameters, turn: Turn, trial: Trial) -> Check:
@@ -351,8 +394,8 @@ def start(parameters: Parameters, turn: Turn, trial: Trial) -> Check:
         source=f"monitor ({trial.source}), first second",
         control="fail" if sure else "any",
     )
-    got = share_of(turn, trial, first=0.0, last=START_SECONDS + 0.5)
-    return _judge(base, turn, trial, got, least=None)
+    share = _share(turn, trial, first=0.0, last=START_SECONDS + 0.5)
+    return _judge(base, turn, share, _why(turn, trial), least=None)
 
 
 QUESTION = SmThrottle()

@@ -172,6 +172,11 @@ class Experiment:
         tell = self._question.story  # type: ignore[attr-defined]
         return rows_table(*tell(self._parameters, self._needs_run()))
 
+    def comparison(self) -> Table:
+        """Show what was measured with the limiter beside what was without, where there is such."""
+        tell = self._question.comparison  # type: ignore[attr-defined]
+        return rows_table(*tell(self._parameters, self._needs_run(), self._control_trial))
+
     def plot(self) -> Picture:
         """Draw what the card counted, with the caps."""
         figure = draw(self._chart())

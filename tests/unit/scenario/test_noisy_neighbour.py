@@ -67,6 +67,25 @@ def test_what_holds_and_its_control(question):
     }
 
 
+def test_the_matrix_shows_both_sides_and_what_is_not_known(question):
+    parameters = read(question)
+    trial = run(lambda phase: 30.0)
+    header, rows = question.comparison(parameters, trial, without())
+    found = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert list(found) == ["alone", *KINDS]
+    storm = found["storm"]
+    assert storm["Its share, with the limiter"] == "30.0 %"
+    assert storm["Its share, without"] == "46.3 %"
+    assert (storm["Slower, with the limiter"], storm["Slower, without"]) == ("1.00 x", "2.05 x")
+    assert storm["Neighbour's share, with the limiter"] == "40.0 %"
+    assert found["memory"]["Refusals, without"] == "30"
+    assert found["alone"]["Neighbour's share, without"] == "-"
+    header, rows = question.comparison(parameters, trial, None)
+    assert not any("without" in name for name in header)
+    _, rows = question.comparison(parameters, Made(["victim", "neighbour"]).trial(), None)
+    assert "?" in rows[1]
+
+
 def test_a_control_that_notices_nothing_proves_nothing(question):
     control = question.control(read(question), run(lambda phase: 30.0))
     assert control.verdict == "error"

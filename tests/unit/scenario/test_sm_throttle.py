@@ -23,8 +23,12 @@ def read(question, **values):
     return checked_parameters(question, given)
 
 
-def run(question, parameters, got, *, start=None):
-    """Return a trial in which each turn has the share that ``got(turn)`` says."""
+def run(question, parameters, got, *, start=None, work=None):
+    """Return a trial in which each turn has the share that ``got(turn)`` says.
+
+    Its pod counts ten kernels for each percent and second of it, or of what ``work(turn)`` says.
+    """
+    work = work or got
     turns = sys.modules[type(question).__module__].turns(parameters)
     made, now = Made([f"p{share}" for share in parameters.shares]), 10.0
     for pod in made.events:
@@ -34,6 +38,10 @@ def run(question, parameters, got, *, start=None):
         first = got(turn) if start is None else start(turn)
         made.count(now, now + 1.0, share={turn.pod: first})
         made.count(now + 1.0, now + 6.0, share={turn.pod: got(turn)})
+        done = 0.0
+        for second in range(7):
+            made.say(turn.pod, "steps", now + second, turn.name, uuid=UUID, steps=round(done))
+            done += 10 * (first if second == 0 and start else work(turn))
         made.say(turn.pod, "worked", now + 6.0, turn.name)
         now += 7.0
     return made.trial()
@@ -91,6 +99,39 @@ def test_one_turn_is_off(question, pattern, kernel_us, off, verdict):
         {("share_card", "p10", f"{pattern}, {kernel_us:,} µs")} if verdict == "fail" else set()
     )
     assert bad(found) == expected
+
+
+def test_the_pods_own_count_is_shown_and_must_agree(question):
+    parameters = read(question, shares=[10, 60])
+    control = run(question, parameters, free)
+
+    def judged(work):
+        trial = run(question, parameters, lambda t: min(t.share, free(t)), work=work)
+        found = question.checks(parameters, trial, control)
+        return {(c.pod, c.variant): c for c in found if c.name == "share_card"}
+
+    told = judged(lambda t: min(t.share, free(t)))
+    assert told["p10", "deep, 200 µs"].workload == pytest.approx(10, abs=0.2)
+    assert told["p60", "sync, 200 µs"].workload == pytest.approx(55, abs=0.2)
+    # Whoever reads why 55 % of 60 are enough finds the reason.
+    assert "can use 55 % at most" in told["p60", "sync, 200 µs"].reason
+    assert all(c.verdict == "pass" for c in told.values())
+    told = judged(lambda t: 20.0 if t.variant == "deep, 200 µs" else min(t.share, free(t)))
+    wrong = {key for key, check in told.items() if check.verdict == "fail"}
+    assert wrong == {("p10", "deep, 200 µs"), ("p60", "deep, 200 µs")}
+    assert "own count" in told["p10", "deep, 200 µs"].reason
+
+
+def test_a_pod_that_counts_nothing_is_an_error(question):
+    parameters = read(question, shares=[10], kernels_us=[200])
+    control = run(question, parameters, free)
+    trial = run(question, parameters, lambda t: float(t.share), work=lambda t: 0.0)
+    found = question.checks(parameters, trial, control)
+    assert {c.verdict for c in found if c.name == "share_card"} == {"fail"}
+    nothing = question.checks(
+        parameters, trial, run(question, parameters, free, work=lambda t: 0.0)
+    )
+    assert {c.verdict for c in nothing if c.name == "share_card"} == {"error"}
 
 
 def test_a_first_second_above_the_share(question):
