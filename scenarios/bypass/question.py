@@ -32,6 +32,19 @@ CEILING_PCT = 150
 
 ABOVE = "above the cap"
 
+#: What a pod does in each way.
+DOES = {
+    "disable_variable": "sets CUDA_DISABLE_CONTROL=true in its own environment",
+    "limit_variable": "sets CUDA_DEVICE_MEMORY_LIMIT to more",
+    "empty_environment": "starts its program with an empty environment",
+    "other_preload": "starts it with an LD_PRELOAD of its own",
+    "driver_preload": "preloads the driver itself, before the library",
+    "deepbind": "loads the driver with RTLD_DEEPBIND",
+    "own_loader": "starts its program by a loader that preloads nothing",
+    "driver_copy": "loads a copy of the driver under another name, in a namespace of its own",
+    "own_lookup": "asks the C library's own dlsym for the function that allocates",
+}
+
 MEANINGS = {
     "stopped": "A pod that tries to get round its cap this way has no more than it all the same.",
     "shown": "This way is open, as documented, and the monitor calls the container unenforced"
@@ -90,6 +103,15 @@ class Bypass(OneCard):
                 f"gpumem is {parameters.gpumem}, hold_seconds {parameters.hold_seconds:g}",
                 hint="use 1024 to 8192, 10 to 600",
             )
+
+    def rows(self, parameters: Parameters) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+        """Return what the pods do and what is to become of it, as a table."""
+        becomes = {True: "stopped", False: "open: has to be shown"}
+        rows = [
+            (pod_name(way), f"{parameters.gpumem:,} MiB", DOES[way], becomes[way in STOPPED])
+            for way in parameters.ways
+        ]
+        return ("Pod", "Cap", "What it does", "Expected"), rows
 
     def plan(self, parameters: Parameters) -> Sequence[PodPlan]:
         """Return one pod for each way."""

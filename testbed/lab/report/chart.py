@@ -263,6 +263,17 @@ def phases(trial: Trial) -> tuple[Phase, ...]:
     return tuple(found)
 
 
+def caption(panel: Panel, cap: Cap) -> str:
+    """Return what stands at a cap's line; nothing where another one's words say it already."""
+    same = [
+        c.label for c in panel.caps if (c.value, c.begin, c.end) == (cap.value, cap.begin, cap.end)
+    ]
+    if cap.label != same[0]:
+        return ""
+    who = ", ".join(same) if len(same) < 3 else f"each of {len(same)}"
+    return f"{who}: asked {cap.value:g} {panel.unit}"
+
+
 def label_at_end(panel: Panel, cap: Cap, span: float, top: float) -> bool:
     """Tell whether a cap's name had better stand at its end than at its beginning.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from testbed.lab.report.chart import Chart, Panel, Side, label_at_end
+from testbed.lab.report.chart import Chart, Panel, Side, caption, label_at_end
 from testbed.lab.report.relation import Relation
 
 #: Okabe and Ito's colours for the colour-blind (jfly.uni-koeln.de/color), the darker
@@ -13,6 +13,8 @@ from testbed.lab.report.relation import Relation
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7a6a00", "#56b4e9")
 #: Room above the highest value, for the names of phases and caps.
 HEADROOM = 1.15
+#: Names of pods beside each other in the legend.
+LEGEND_COLUMNS = 6
 
 
 def draw(chart: Chart) -> Any:
@@ -47,7 +49,8 @@ def draw(chart: Chart) -> Any:
         axes[row][0].set_ylabel(f"{panel.title}, {panel.unit}", fontsize=9)
     handles, labels = axes[0][0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
+        beside = min(len(labels), LEGEND_COLUMNS)
+        figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=beside)
     return whole
 
 
@@ -110,9 +113,11 @@ def _draw_panel(
         begin, end = cap.begin or 0.0, side.seconds if cap.end is None else cap.end
         colour = colours.get(cap.label, "#444444")
         axis.plot([begin, end], [cap.value] * 2, color=colour, linestyle="--", linewidth=1)
+        if not (words := caption(panel, cap)):
+            continue
         late = label_at_end(panel, cap, span, top)
         axis.annotate(
-            f"{cap.label}: asked {cap.value:g} {panel.unit}",
+            words,
             (end if late else begin, cap.value),
             xytext=(-3 if late else 3, 1),
             textcoords="offset points",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from testbed.lab.report.chart import Chart, Line, Panel, Phase, Side, label_at_end
+from testbed.lab.report.chart import Chart, Line, Panel, Phase, Side, caption, label_at_end
 
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 30, 36
@@ -143,6 +143,8 @@ def _caps(panel: Panel, number: Mapping[str, int], place: Place, side: Side) -> 
         end = side.seconds if cap.end is None else cap.end
         y = place.y(cap.value)
         parts.append(f'<path class="cap {colour}" d="M{place.x(begin)} {y}H{place.x(end)}"/>')
+        if not (words := caption(panel, cap)):
+            continue
         # Above its line, and above a label that is there already.
         at = min([y - 4, *(other - _LINE for other in taken if abs(other - (y - 4)) < _LINE)])
         taken.append(at)
@@ -150,7 +152,7 @@ def _caps(panel: Panel, number: Mapping[str, int], place: Place, side: Side) -> 
         x, anchor = (place.x(end) - 3, "end") if late else (place.x(begin) + 4, "start")
         parts.append(
             f'<text class="label {colour}" x="{x:.1f}" y="{at:.1f}" text-anchor="{anchor}">'
-            f"{escape(cap.label)}: asked {cap.value:g} {escape(panel.unit)}</text>"
+            f"{escape(words)}</text>"
         )
     return parts
 

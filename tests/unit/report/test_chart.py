@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import (
+    Cap,
+    Panel,
+    caption,
     label_at_end,
     make_chart,
     memory_panel,
@@ -241,3 +244,17 @@ def test_the_notebooks_picture_has_caps_and_names(chart: Any) -> None:
 def test_an_empty_chart_can_be_drawn() -> None:
     draw(made_chart(()))
     draw(msgspec.structs.replace(made_chart(), sides=()))
+
+
+@pytest.mark.parametrize(
+    ("caps", "said"),
+    [
+        ({"a": 4.0, "b": 2.0}, ["a: asked 4 GiB", "b: asked 2 GiB"]),
+        ({"a": 4.0, "b": 4.0, "c": 2.0}, ["a, b: asked 4 GiB", "", "c: asked 2 GiB"]),
+        ({"a": 4.0, "b": 4.0, "c": 4.0}, ["each of 3: asked 4 GiB", "", ""]),
+    ],
+)
+def test_a_line_that_several_share_is_named_once(caps: dict[str, float], said: list[str]) -> None:
+    made = tuple(Cap(label=label, value=value) for label, value in caps.items())
+    panel = Panel(quantity="memory", title="", unit="GiB", lines=(), caps=made)
+    assert [caption(panel, cap) for cap in made] == said

@@ -96,6 +96,14 @@ def test_refused(question, values):
         read(question, **values)
 
 
+def test_the_plan_says_what_each_pod_does(question):
+    header, rows = question.rows(read(question))
+    assert header == ("Pod", "Cap", "What it does", "Expected") and len(rows) == 9
+    expected = {row[0]: row[3] for row in rows}
+    assert expected["deepbind"] == "stopped" and expected["own-loader"].startswith("open")
+    assert len({row[2] for row in rows}) == 9
+
+
 def test_what_the_pods_set(question):
     plans = {plan.name: plan.containers[0].env for plan in question.plan(read(question))}
     assert plans["disable-variable"] == {"CUDA_DISABLE_CONTROL": "true"}
