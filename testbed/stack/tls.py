@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.errors import InputError
 from testbed.stack.reload import Reloading
 
 
-def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
+def server_context(
+    cert: Path, key: Path, client_ca: Path | None = None, protocols: Sequence[str] = ()
+) -> ssl.SSLContext:
     """Return a server's TLS context that serves the certificate now in the files.
 
     Args:
         cert: Certificate chain, PEM.
         key: Its key, PEM.
         client_ca: Demand a client certificate signed by this CA.
+        protocols: What is spoken above TLS, what is liked best first (ALPN).
 
     Raises:
         InputError: a file is missing, or certificate and key do not belong together.
@@ -26,9 +30,11 @@ def server_context(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(cert, key)
         # Go's clients resume no session (no ClientSessionCache), and two tickets cost a
-        # third of a handshake; kube-scheduler keeps two connections and opens more for
-        # every burst of binds.
+        # third of a handshake; over HTTP/1.1 they keep two connections and open more for
+        # every burst.
         context.num_tickets = 0
+        if protocols:
+            context.set_alpn_protocols(protocols)
         if client_ca is not None:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED

@@ -16,6 +16,7 @@ from testbed.stack import names
 from testbed.stack.config import DeviceConfig, load
 from testbed.stack.extender.api import Api
 from testbed.stack.extender.connection import from_kubeconfig, in_cluster
+from testbed.stack.extender.http2 import PROTOCOL
 from testbed.stack.extender.leadership import Leadership
 from testbed.stack.extender.server import (
     LABELS_FROM,
@@ -29,6 +30,8 @@ from testbed.stack.tls import server_context
 
 log = logging.getLogger("testbed.stack.extender")
 
+#: kube-scheduler takes the first, where its binds share one connection.
+PROTOCOLS = (PROTOCOL, "http/1.1")
 #: Common names of the certificates that a scheduler of ours, or a stock one, shows.
 SCHEDULERS = (names.SCHEDULER_NAME, "system:kube-scheduler")
 
@@ -78,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace) -> None:
     config = DeviceConfig() if options.config is None else load(options.config)
-    tls = server_context(options.cert, options.key, options.client_ca)
+    tls = server_context(options.cert, options.key, options.client_ca, PROTOCOLS)
     connection = from_kubeconfig(options.kubeconfig) if options.kubeconfig else in_cluster()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

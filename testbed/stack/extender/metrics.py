@@ -54,6 +54,10 @@ def _own(state: State, times: Histogram, load_s: float | None) -> Iterator[str]:
     name = "vgpu_extender_request_seconds"
     yield from _head(name, "How long answers took", "histogram")
     yield from times.lines(name)
+    name = "vgpu_extender_connections_total"
+    yield from _head(name, "Connections that the scheduler's port took", "counter")
+    for protocol, count in sorted(state.connections.items()):
+        yield f'{name}{{protocol="{_text(protocol)}"}} {count}'
     gauges = (
         ("vgpu_extender_synced", "Whether everything was read", int(state.synced)),
         ("vgpu_extender_leader", "Whether this extender may promise", int(state.leads)),

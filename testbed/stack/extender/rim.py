@@ -4,21 +4,22 @@ A decision takes a tenth of a millisecond, and a web framework takes more than t
 bring a request of 100 KB to it and the answer back. So a connection is read here first:
 ``POST`` of a verb with a length is answered at once. Anything else (a probe, a body in
 chunks, a body that is too large, a stranger's certificate) hands the whole connection
-to aiohttp, which answers as it always does. ``app[VERBS]`` names the verbs.
+to aiohttp, which answers as it always does. Where TLS has agreed on HTTP/2, as with
+kube-scheduler, ``http2`` takes the connection. ``app[VERBS]`` names the verbs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from email.utils import formatdate
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from time import time
 from typing import cast
 
 from aiohttp import web
+
+from testbed.stack.extender.http2 import PROTOCOL, Http2
+from testbed.stack.extender.verbs import IDLE_S, REQUEST_S, Answer, Verbs, date
 
 log = logging.getLogger(__name__)
 
@@ -26,44 +27,8 @@ log = logging.getLogger(__name__)
 _HEAD_BYTES = 16 << 10
 #: A larger buffer is not kept for the connection's next request.
 _KEPT_BYTES = 512 << 10
-#: A request that has begun must have arrived after this: the scheduler waits no longer.
-REQUEST_S = 30.0
-#: Go's clients close idle connections after 90 s; who closes first loses requests.
-IDLE_S = 120.0
 #: Heads that only aiohttp understands.
 _OTHERS = frozenset((b"transfer-encoding", b"expect", b"content-encoding", b"connection"))
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a verb answers."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = "application/json"
-
-
-Verb = Callable[[bytes], Answer | Awaitable[Answer]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verbs:
-    """The verbs of a port.
-
-    Attributes:
-        by_path: What answers a body, by the path it is posted to.
-        fault: The answer where a verb raises, by path.
-        most: Largest body, bytes.
-        admits: Tells by a peer's certificate whether it may call.
-    """
-
-    by_path: Mapping[bytes, Verb]
-    fault: Callable[[str], Answer]
-    most: int
-    admits: Callable[[asyncio.BaseTransport], bool]
-
-
-VERBS = web.AppKey("verbs", Verbs)
 
 
 class Site(web.BaseSite):
@@ -75,6 +40,7 @@ class Site(web.BaseSite):
         super().__init__(runner, ssl_context=tls)  # type: ignore[arg-type]
         self._host, self._port, self._verbs = host, port, verbs
         self._open: set[Connection] = set()
+        self._open2: set[Http2] = set()
 
     @property
     def name(self) -> str:
@@ -85,7 +51,7 @@ class Site(web.BaseSite):
         others = self._runner.server
         assert others is not None  # of a runner that is set up
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self._verbs, cast("Others", others), self._open),
+            lambda: Connection(self._verbs, cast("Others", others), self._open, self._open2),
             self._host,
             self._port,
             ssl=self._ssl_context,
@@ -96,10 +62,13 @@ class Site(web.BaseSite):
         """Take no more connections, answer what is under way, close what is open."""
         await super().stop()
         working = [one.task for one in self._open if one.task is not None]
+        working += [task for one in self._open2 for task in one.tasks]
         if working:
             await asyncio.wait(working, timeout=2)
         for one in list(self._open):
             one.close()
+        for other in list(self._open2):
+            other.close()
 
 
 Others = Callable[[], asyncio.Protocol]
@@ -108,8 +77,10 @@ Others = Callable[[], asyncio.Protocol]
 class Connection(asyncio.BufferedProtocol):
     """One connection: requests one after the other, in one buffer."""
 
-    def __init__(self, verbs: Verbs, others: Others, open_: set[Connection]) -> None:
-        self._verbs, self._others, self._open = verbs, others, open_
+    def __init__(
+        self, verbs: Verbs, others: Others, open_: set[Connection], open2: set[Http2]
+    ) -> None:
+        self._verbs, self._others, self._open, self._open2 = verbs, others, open_, open2
         self._buffer = bytearray(_HEAD_BYTES)
         self._have = 0  # bytes in the buffer
         self._body = 0  # where the body begins; 0 while the head is incomplete
@@ -124,7 +95,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if not self._verbs.admits(transport):
+        admitted = self._verbs.admits(transport)
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == PROTOCOL:
+            self._verbs.connections[PROTOCOL] += 1
+            self._become(Http2(self._verbs, admitted, self._open2))
+            return
+        self._verbs.connections["http/1.1"] += 1
+        if not admitted:
             self._hand_over(b"")
             return
         self._open.add(self)
@@ -245,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
         head = (
             f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
             f"Content-Type: {answer.content_type}; charset=utf-8\r\n"
-            f"Content-Length: {len(answer.body)}\r\nDate: {_date()}\r\n\r\n"
+            f"Content-Length: {len(answer.body)}\r\nDate: {date()}\r\n\r\n"
         )
         self._transport.write(head.encode() + answer.body)
         self._since = asyncio.get_running_loop().time()
@@ -257,15 +235,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hand_over(self, read: bytes) -> None:
         """Let aiohttp have the connection, with what was read of it."""
+        other = cast("asyncio.Protocol", self._become(self._others()))
+        if read:
+            other.data_received(read)
+
+    def _become(self, other: asyncio.BaseProtocol) -> asyncio.BaseProtocol:
+        """Let another protocol have the connection."""
         transport = self._transport
         assert transport is not None
         self._forget()
         self._transport = None
-        other = self._others()
         transport.set_protocol(other)
         other.connection_made(transport)
-        if read:
-            other.data_received(read)
+        return other
 
     def _watch(self) -> None:
         """Close the connection when it has been idle, or a request incomplete, too long."""
@@ -282,14 +264,3 @@ class Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-_stamp: tuple[int, str] = (0, "")
-
-
-def _date() -> str:
-    global _stamp
-    now = int(time())
-    if _stamp[0] != now:
-        _stamp = (now, formatdate(now, usegmt=True))
-    return _stamp[1]

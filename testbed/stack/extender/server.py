@@ -25,8 +25,9 @@ from testbed.stack.extender.metrics import lines
 from testbed.stack.extender.nodelock import NodeLocks
 from testbed.stack.extender.pods import NodePart, PodPart
 from testbed.stack.extender.recorder import Recorder
-from testbed.stack.extender.rim import VERBS, Answer, Site, Verb, Verbs
+from testbed.stack.extender.rim import Site
 from testbed.stack.extender.state import State
+from testbed.stack.extender.verbs import VERBS, Answer, Verb, Verbs
 from testbed.stack.extender.wire import (
     FilterResult,
     decode_bind,
@@ -264,6 +265,7 @@ def scheduler_app(
         fault=_fault,
         most=MAX_BODY_BYTES,
         admits=lambda transport: _admits(admitted, transport),
+        connections=state.connections,
     )
     app = web.Application(
         client_max_size=MAX_BODY_BYTES, middlewares=[_identified(admitted), _answered]

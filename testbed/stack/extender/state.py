@@ -125,6 +125,7 @@ class State:
         self._pods_synced = False
         self.quotas_synced = True
         self.times = Histogram()
+        self.connections: Counter[str] = Counter()  # taken by the scheduler's port
         self.load_s: float | None = None
         self._registered: dict[str, bytes] = {}  # digest of what was last read, by node
         self._priorities: Counter[int] = Counter()
