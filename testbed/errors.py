@@ -8,6 +8,7 @@ check failed, 2 when the infrastructure (cluster, tools, input) did.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +26,17 @@ def known_hint(word: str, known: Iterable[str], *, listed: str = "known are") ->
     near = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     every = f"{listed} {', '.join(names)}"
     return f"did you mean {folded[near[0]]}? {every}" if near else every
+
+
+def unknown_key_hint(message: str, known: Iterable[str]) -> str:
+    """Return the hint for a document with a key that there is not; empty for another fault.
+
+    Args:
+        message: msgspec's, such as ``Object contains unknown field `x` - at `$.y```.
+        known: Keys of the whole document; of what is deeper nothing is said.
+    """
+    found = re.fullmatch(r"Object contains unknown field `(.*)`", message)
+    return known_hint(found[1], known) if found else ""
 
 
 #: What helps against a full disk, wherever it was met.

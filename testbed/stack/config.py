@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from testbed.errors import InputError
+from testbed.errors import InputError, unknown_key_hint
 from testbed.stack import names, policy
 
 VendorName = Literal["nvidia", "hygon"]
@@ -88,7 +88,11 @@ def parse(text: str | bytes) -> DeviceConfig:
             document["enforcement"] = "on" if document["enforcement"] else "off"
         config = msgspec.convert(document, DeviceConfig)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise InputError("device configuration cannot be used", why=str(error)) from error
+        raise InputError(
+            "device configuration cannot be used",
+            why=str(error),
+            hint=unknown_key_hint(str(error), DeviceConfig.__struct_fields__),
+        ) from error
     policy.card_policy(config.gpuSchedulerPolicy, "device configuration: gpuSchedulerPolicy")
     return config
 

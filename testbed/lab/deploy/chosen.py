@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import yaml
 
-from testbed.errors import InputError
+from testbed.errors import InputError, unknown_key_hint
 from testbed.lab.deploy.common import CHOSEN_KEY, CHOSEN_MAP
 from testbed.lab.deploy.values import StackValues
 from testbed.lab.kube import Kube
@@ -97,8 +97,17 @@ def parse(text: str, source: str) -> Chosen:
         found = msgspec.yaml.decode(text.encode()) if text.strip() else {}
         chosen = msgspec.convert({} if found is None else found, Chosen)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise InputError(f"values in {source} cannot be used", why=str(error)) from error
-    chosen.device_config()
+        raise InputError(
+            f"values in {source} cannot be used",
+            why=str(error),
+            hint=unknown_key_hint(str(error), Chosen.__struct_fields__)
+            or "docs/values.md shows all keys",
+        ) from error
+    try:
+        chosen.device_config()
+    except InputError as error:
+        what = f"values in {source}: {error.what}"
+        raise InputError(what, why=error.why, hint=error.hint) from error
     return chosen
 
 
@@ -165,7 +174,10 @@ def load(path: Path) -> Chosen:
     try:
         return parse(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"values in {path} cannot be read", why=str(error)) from error
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(
+            f"values in {path} cannot be read", why=why, hint="docs/values.md shows a file"
+        ) from error
 
 
 def kept(kube: Kube, namespace: str = names.NAMESPACE) -> Chosen | None:

@@ -32,7 +32,7 @@ def test_hami_names_are_read():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("deviceSplitCuont: 5", "deviceSplitCuont"),
+        ("deviceSplitCuont: 5", "did you mean deviceSplitCount?"),
         ("memoryFactor: ten", "memoryFactor"),
         ("gpuSchedulerPolicy: binpack,spread", "gpuSchedulerPolicy"),
         ("enforcement: maybe", "enforcement"),

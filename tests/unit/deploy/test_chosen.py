@@ -111,9 +111,10 @@ def test_a_choice_that_this_version_does_not_know_says_how_to_go_on():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("schedulerReplica: 2", "schedulerReplica"),
+        ("schedulerReplica: 2", "did you mean schedulerReplicas?"),
         ("schedulerReplicas: 3", "schedulerReplicas"),
         ("deviceConfig: {gpuPolicy: x}", "gpuPolicy"),
+        ("deviceConfig: {gpuCorePolcy: force}", "did you mean gpuCorePolicy?"),
         ("deviceConfig: {gpuSchedulerPolicy: first}", "first"),
         ("deviceConfig: {enforcement: off}", "enforcement"),
         ("deviceConfig: {generation: 5}", "generation"),
@@ -126,7 +127,7 @@ def test_a_choice_that_this_version_does_not_know_says_how_to_go_on():
 def test_a_file_that_cannot_be_meant_is_refused_with_its_key(text, words):
     with pytest.raises(InputError) as caught:
         parse(text, "a file")
-    assert words in caught.value.text()
+    assert words in caught.value.text() and "values in a file" in caught.value.what
 
 
 @pytest.mark.parametrize(
