@@ -53,8 +53,10 @@ test-e2e: prepare ## Process cluster and the core cases
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 test-kind: native ## Real kind in a Docker and a Podman of the testbed's own (root); not part of `make test`
-	@$(BIN)/testbed prepare --provider kind >/dev/null
-	@$(BIN)/python -m pytest tests/kind $(ARGS)
+	@why=$$($(BIN)/python tests/kind/capable.py); \
+	if [ -n "$$why" ]; then echo "skipped, since this machine cannot: $$why"; exit 0; fi; \
+	$(BIN)/testbed prepare --provider kind >/dev/null; \
+	$(BIN)/python -m pytest tests/kind $(ARGS)
 
 test-soak: prepare ## The core set N times in a row, fifty interruptions, hardships (N=20); a JSON summary
 	@$(BIN)/python tests/soak.py --rounds $(N) $(ARGS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from testbed.lab.cluster.kind import packages
+from .capable import lacking
 
 ROOT = Path(__file__).parents[2]
 TESTBED = Path(sys.executable).parent / "testbed"
@@ -95,23 +94,8 @@ class Driver:
 @pytest.fixture(scope="session")
 def capable() -> None:
     """What an engine of our own cannot do without; the reason is said where it is lacking."""
-    if os.geteuid() != 0:
-        pytest.skip("an engine of our own needs root")
-    if not packages.possible() and packages.cached("docker") is None:
-        pytest.skip("there are no Debian packages to take an engine from")
-    probe = "mkdir -p l u w m && mount -t overlay -o lowerdir=l,upperdir=u,workdir=w o m"
-    if shutil.which("unshare") is None:
-        pytest.skip("there is no unshare")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = folder / f".probe-{os.getpid()}"
-    place.mkdir(parents=True)
-    try:
-        made = ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", probe]
-        done = subprocess.run(made, cwd=place, capture_output=True, text=True, timeout=30)
-    finally:
-        shutil.rmtree(place)
-    if done.returncode:
-        pytest.skip(f"root may not make namespaces and overlays here: {done.stderr.strip()}")
+    if why := lacking():
+        pytest.skip(why)
 
 
 @pytest.fixture(scope="session")
