@@ -17,6 +17,8 @@ from testbed.lab.cluster.kind import place as places
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.packages import Programs
 
+from .process import alive
+
 
 def place(tmp_path: Path, program: str, **more) -> places.Place:
     wanted = {
@@ -196,14 +198,6 @@ def test_an_engine_that_hangs_is_ended_with_what_it_started(tmp_path, monkeypatc
     while pid and alive(pid) and time.monotonic() < until:
         time.sleep(0.01)
     assert not pid or not alive(pid)
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process runs; what nobody has reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_nodes_of_a_cluster_are_read_from_what_inspect_says(tmp_path):

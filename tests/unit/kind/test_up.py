@@ -22,6 +22,8 @@ from testbed.lab.images.node import NodeImage
 from testbed.lab.progress import QuietProgress
 from testbed.lab.testbed import Testbed
 
+from .process import alive
+
 QUIET = QuietProgress()
 
 
@@ -237,14 +239,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process runs; what nobody has reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_images_for_a_cluster_that_is_not_there(world, tmp_path):
