@@ -21,7 +21,7 @@ from testbed.lab.images import pytorch
 from testbed.lab.progress import QuietProgress
 from testbed.units import GIB
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 #: Scripts read the card's size, never fill the host: 80 GiB of it are address space.
 ADDRESS_SPACE = 512 * GIB
 BUDGET = "1GiB"
@@ -53,10 +53,10 @@ class Script:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
             preexec_fn=_limit,
         )
         self._until = time.monotonic() + DEADLINE_S
+        self._read = b""  # what it said and nobody has asked for yet
         self.errors = ""
 
     @property
@@ -65,41 +65,45 @@ class Script:
 
     def hears(self, word: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(word + "\n")
+        self._process.stdin.write(word.encode() + b"\n")
         self._process.stdin.flush()
 
     def says(self) -> dict[str, Any]:
         """The next line; fails with the script's errors when it ends or is late."""
         assert self._process.stdout is not None
-        left = max(0.0, self._until - time.monotonic())
-        if not select.select([self._process.stdout], [], [], left)[0]:
-            self.kill()
-            pytest.fail(f"nothing said within {DEADLINE_S:g} s\n{self.errors}")
-        line = self._process.stdout.readline()
-        if not line:
-            self.ends()
-            pytest.fail(f"ended without a word\n{self.errors}")
+        while b"\n" not in self._read:
+            left = max(0.0, self._until - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                self.kill()
+                pytest.fail(f"nothing said within {DEADLINE_S:g} s\n{self.errors}")
+            part = os.read(self._process.stdout.fileno(), 1 << 16)
+            if not part:
+                self.ends()
+                pytest.fail(f"ended without a word\n{self.errors}")
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
         found: dict[str, Any] = json.loads(line)
         return found
 
     def ends(self) -> list[dict[str, Any]]:
         """Wait for a good end; what was said since."""
         try:
-            out, self.errors = self._process.communicate(
+            out, errors = self._process.communicate(
                 timeout=max(0.1, self._until - time.monotonic())
             )
         except subprocess.TimeoutExpired:
             self.kill()
             pytest.fail(f"no end within {DEADLINE_S:g} s\n{self.errors}")
+        self.errors = errors.decode(errors="replace")
         assert self._process.returncode == 0, self.errors
-        return [json.loads(line) for line in out.splitlines()]
+        return [json.loads(line) for line in (self._read + out).splitlines()]
 
     def kill(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         out, errors = self._process.communicate()
         del out
-        self.errors += errors
+        self.errors += errors.decode(errors="replace")
 
 
 def _limit() -> None:
