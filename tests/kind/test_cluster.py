@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -67,13 +68,23 @@ def docker(driver):
     try:
         strike(driver, arguments, after="✓ stack applied", number=signal.SIGKILL)
         token = driver.record(NAME)["token"]
-        left = driver.json("status", "--name", NAME)
-        assert left["state"] == "up" and "not deployed" in " ".join(left["notes"])
+        left = is_up(driver)
+        assert "not deployed" in " ".join(left["notes"])
         driver(*arguments)
         assert driver.record(NAME)["token"] == token
         yield driver
     finally:
         driver("down", "--name", NAME)
+
+
+def is_up(driver) -> dict[str, Any]:
+    """Return the status of the cluster; a busy machine may answer late for once."""
+    return wait_until(
+        "the cluster is up",
+        lambda: driver.json("status", "--name", NAME, rc=None),
+        ready=lambda found: found["state"] == "up",
+        timeout_s=120,
+    )
 
 
 def strike(driver, arguments: tuple[str, ...], *, after: str, number: int) -> int:
@@ -116,8 +127,8 @@ def inside(driver, *argv: str) -> str:
 
 
 def test_nodes_and_their_cards(docker):
-    found = docker.json("status", "--name", NAME)
-    assert (found["provider"], found["state"]) == ("kind", "up")
+    found = is_up(docker)
+    assert found["provider"] == "kind"
     assert found["context"] == f"kind-{NAME}"
     nodes = {each["name"]: each for each in found["nodes"]}
     assert list(nodes) == [f"{NAME}-control-plane", f"{NAME}-worker"]
@@ -195,7 +206,7 @@ def test_pytest_uses_it_and_pytest_kind_s_fixture_is_the_same(docker, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert docker.json("status", "--name", NAME)["state"] == "up"  # nobody took it down
+    is_up(docker)  # nobody took it down
 
 
 def test_a_second_up_keeps_it(docker):
