@@ -18,7 +18,7 @@ import pytest
 from testbed.card.profiles import load
 from testbed.native import card
 from testbed.native import region_layout as layout
-from testbed.native.region import RegionConstant, RegionDevice, make_region
+from testbed.native.region import RegionConstant, RegionDevice, make_region, set_memory
 from testbed.stack.codec import region_name
 from testbed.stack.devices import (
     CardReading,
@@ -240,8 +240,13 @@ def test_series_come_and_go_with_the_pod(monitor: Running, api: Any, bound_pod: 
         pod_name="a",
         container_name="main",
     )
-    make_region(folder, region_name(uid, "main"), constant)
+    region = make_region(folder, region_name(uid, "main"), constant)
     eventually(lambda: "vgpu_container_unenforced{" not in metrics(), "the region is seen")
+    # As a tenant could who knows the layout: it is his file.
+    set_memory(region, {0: 11 << 20})
+    eventually(lambda: 'reason="limit-above-promise"' in metrics(), "more than was promised")
+    set_memory(region, {0: 10 << 20})
+    eventually(lambda: "vgpu_container_unenforced{" not in metrics(), "as it was promised")
     eventually(lambda: "vgpu_launches_total{" in metrics(), "the library's counters")
     limits = [line for line in containers() if line.startswith("hami_vgpu_memory_limit")]
     assert [float(line.split()[-1]) for line in limits] == [10 << 20]
