@@ -18,7 +18,7 @@
 #define MOST_ASIDE (4.0 * VGPU_MS)
 #define MOST_SAVED (300.0 * VGPU_MS)
 #define RAGGED VGPU_MS          /* a turn may end so much too late */
-#define PATIENCE (60 * VGPU_MS) /* with whoever holds the card, and one launch's length */
+#define PATIENCE (60 * VGPU_MS) /* beyond one launch's length and the end that a turn was told to have */
 #define SULK 20                 /* so many times as long no turns are taken afterwards */
 #define NOTHING 1000.0          /* ns of device time: what rounding leaves */
 #define OVERDUE (VGPU_TURN_LEAD_NS + 300 * VGPU_US) /* longer in flight than predicted: until the next look */
@@ -26,6 +26,8 @@
 #define LOOK (500 * VGPU_US)    /* at the page, while waiting */
 #define UNDERUSED 0.9           /* of a turn, though there was always something to launch */
 #define IN_A_ROW 3              /* so many underused turns are no accident */
+#define LACKING (30 * VGPU_MS)  /* budget that was not used, for want of the card */
+#define MAKE_UP (1.0 * VGPU_MS) /* so much longer are the turns of one that lacks it */
 #define BOUND (500 * VGPU_MS)   /* so long that is believed */
 #define LAGGING (20 * VGPU_MS)  /* budget that was not used */
 #define ASYNC 32                /* so many launches without a synchronisation: nothing waits for them */
@@ -374,11 +376,23 @@ static bool fits(const struct vgpu_meter *m, const struct vgpu_turns *turns, dou
     return (double)(end - now) >= all - cost / 2;
 }
 
+/* A turn holds whole launches: what it is shorter or longer than it is due, the next one is
+ * longer or shorter (deficit round robin, Shreedhar and Varghese 1995), by a launch at most. Who
+ * left more of it than a launch had no use for it. */
+static void owe(struct vgpu_meter *m, const struct vgpu_turns *turns, double cost, int64_t now) {
+    int64_t end = m->outstanding < NOTHING ? m->progressed : now + vgpu_meter_busy(m, now);
+    double most = larger(cost, (double)turns->slot);
+    double owed = m->turn_given - (double)(end - m->turn_began);
+    m->turn_owed = owed > cost ? 0 : owed < -most ? -most : owed;
+}
+
 /* A program whose host is slower than the card fills no turn: what it could have queued while
  * others have the card is lost to it. It may launch beside them, as long as it lags behind. */
-static void judge_turn(struct vgpu_meter *m, const struct vgpu_turns *turns, int64_t now) {
+static void judge_turn(struct vgpu_meter *m, const struct vgpu_turns *turns, double cost,
+                       int64_t now) {
     if (m->turn_began == 0) return;
     int64_t end = m->turn_end < now ? m->turn_end : now, span = end - m->turn_began;
+    owe(m, turns, cost, now);
     bool full = m->outstanding > (double)turns->slot / 8 ||
                 m->used - m->turn_used + m->outstanding > UNDERUSED * (double)span;
     m->turn_began = 0;
@@ -397,7 +411,13 @@ static enum vgpu_reason take(struct vgpu_meter *m, const struct vgpu_turns *turn
         *sleep = LOOK / 4;
         return VGPU_WAIT_TURN;
     }
-    m->turn_end = now + (int64_t)larger((double)turns->slot, waiting->need);
+    /* What changes of turns and synchronisations take is so made up for by the same time to
+     * each, and a small share holds before a large one does. */
+    bool lacking = vgpu_ledger_paid_until(&m->budget) < now - LACKING;
+    m->turn_given = (double)turns->slot + m->turn_owed + (lacking ? MAKE_UP : 0);
+    waiting->need = larger(m->turn_given, waiting->need);
+    m->turn_end = now + (int64_t)waiting->need;
+    m->turn_owed = 0;
     m->turn_began = now;
     m->turn_used = m->used;
     return VGPU_TAKE_TURN;
@@ -410,7 +430,7 @@ static enum vgpu_reason turn_gate(struct vgpu_meter *m, const struct vgpu_regime
     if (!turns->taking || now < m->impatient) return VGPU_GO;
     bool ours = turns->until > now;
     if (ours && fits(m, turns, cost, now)) return VGPU_GO;
-    judge_turn(m, turns, now);
+    judge_turn(m, turns, cost, now);
     if (lags(m, now)) return VGPU_GO;
     if (m->aside >= m->outstanding + cost) {
         m->aside -= cost;
@@ -418,16 +438,20 @@ static enum vgpu_reason turn_gate(struct vgpu_meter *m, const struct vgpu_regime
     }
     if (waiting->turn_since == 0) {
         waiting->turn_since = now;
+        int64_t told = turns->free_at - now, own = ours ? vgpu_meter_busy(m, now) : 0;
+        waiting->patience = PATIENCE + (int64_t)cost + (told > own ? told : own);
         close_all(m, thread, regime, now);
     }
-    int64_t patience = PATIENCE + (int64_t)cost;
-    if (now - waiting->turn_since > patience) {
-        m->impatient = now + SULK * patience;
+    if (now - waiting->turn_since > waiting->patience) {
+        m->impatient = now + SULK * (now - waiting->turn_since);
         return VGPU_GO;
     }
     waiting->need = bounded((double)vgpu_meter_busy(m, now) + cost) + (double)RAGGED;
     int64_t rest = turns->free_at - VGPU_TURN_LEAD_NS - now;
-    if (ours && !turns->wanted && rest <= 0) return take(m, turns, waiting, now, sleep);
+    /* One turn after the other where nobody else wants any; two whose turns coincide would both
+     * find that so for ever, did they not wait for each other's end. */
+    if (ours && !turns->wanted && turns->free_at <= now)
+        return take(m, turns, waiting, now, sleep);
     if (ours && m->outstanding > NOTHING) { /* nothing more fits */
         rest = turns->until - VGPU_TURN_LEAD_NS - now;
         if (rest < 0) rest = 0;
@@ -496,6 +520,8 @@ enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *m, uint64_t key, uint64_t th
     enum vgpu_reason reason = gate(m, key, thread, regime, waiting, now, sleep);
     if (reason != VGPU_GO && reason != VGPU_TAKE_TURN)
         m->turn_began = 0; /* not its host, but something else lets it wait */
+    if (reason != VGPU_WAIT_TURN && reason != VGPU_TAKE_TURN)
+        waiting->turn_since = 0; /* what it waits for otherwise tries nobody's patience */
     waiting->took = reason == VGPU_TAKE_TURN;
     waiting->due = reason == VGPU_GO || reason == VGPU_TAKE_TURN ? 0 : now + *sleep;
     return reason;
@@ -588,6 +614,9 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
     if (m->outstanding - k->estimate < NOTHING) m->begun = now;
     int64_t done = now + vgpu_meter_busy(m, now);
     admission->tell = regime->turns.taking && done > m->told + RAGGED;
+    admission->last = regime->turns.taking && regime->turns.until > now &&
+                      !fits(m, &regime->turns, k->estimate, now);
+    admission->tell |= admission->last;
     if (admission->tell) m->told = done;
     lane->newest_launch = ++m->launched;
     set_busy(m, lane);

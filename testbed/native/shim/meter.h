@@ -83,6 +83,7 @@ struct vgpu_meter {
     int64_t launched_at, begun; /* newest launch; the newest that found nothing in flight */
     int64_t impatient; /* until then no turns are taken */
     int64_t turn_end;  /* of the newest turn that was taken here, without what prolonged it */
+    double turn_given, turn_owed; /* its length as it is due; what earlier ones were too short by */
     int64_t late;      /* how much later than asked for a sleep ends, about */
     int64_t told;      /* when work in flight will be done, as the page has it */
     double used;       /* completed device time, ever */
@@ -119,6 +120,7 @@ struct vgpu_waiting {
     bool entered;
     bool took;          /* it has just been told to take a turn */
     int64_t turn_since; /* when it began to wait for a turn */
+    int64_t patience;   /* for how long it does */
     int64_t free_since; /* when it first could have taken one, but for others that wait */
     double need;        /* device time that it will have in flight */
 };
@@ -131,7 +133,8 @@ struct vgpu_admission {
     bool is_long, probe;
     bool timed;     /* measure the host time of the launch: an idle stream's start event */
     bool anchored;
-    bool tell;      /* the card page should hear of it at once: it lasts */
+    bool tell;      /* the card page should hear of it at once: it lasts, */
+    bool last;      /* or it is the last that fits into the turn */
     bool finish;    /* call vgpu_meter_launched whatever happened */
 };
 

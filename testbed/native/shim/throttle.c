@@ -326,7 +326,9 @@ static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, 
     publish(engine);
     int64_t now = t->admission.tell ? vgpu_clock() : 0;
     int64_t busy = t->admission.tell ? vgpu_meter_busy(engine->meter, now) : 0;
-    enum vgpu_wish wish = now < engine->meter->turn_end ? VGPU_WISH_MORE : VGPU_WISH_NONE;
+    enum vgpu_wish wish = t->admission.last               ? VGPU_WISH_DRAIN
+                          : now < engine->meter->turn_end ? VGPU_WISH_MORE
+                                                          : VGPU_WISH_NONE;
     vgpu_unlock(&engine->lock);
     if (t->admission.tell) vgpu_place_turn(place, wish, busy, now);
     t->engine = engine;

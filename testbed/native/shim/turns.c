@@ -4,14 +4,14 @@
 
 #define CYCLE (30 * VGPU_MS)     /* in which everybody has a turn */
 #define LEAST_SLOT (1 * VGPU_MS)
-#define AHEAD VGPU_SEC           /* no turn ends so far in the future */
+#define AHEAD VGPU_SEC           /* a time so far in the future is no time */
 #define FRESH (4 * VGPU_MS)      /* who waits says so every millisecond */
 #define RAGGED VGPU_MS           /* less in flight at a turn's end is no reason to prolong it */
 #define PAUSE (2 * VGPU_MS)      /* a holder that launches nothing for so long has paused */
 
 static int64_t time_of(uint64_t word, int64_t now) {
     uint64_t time = word & ~1ull;
-    return time > (uint64_t)(now + AHEAD) ? 0 : (int64_t)time;
+    return time > (uint64_t)(now + VGPU_TURN_MOST_NS) ? 0 : (int64_t)time;
 }
 
 static int64_t sane(uint64_t time, int64_t now) {
@@ -38,7 +38,9 @@ struct vgpu_turns vgpu_turns_of(const struct vgpu_page_tenant *tenants, uint32_t
         all &= end != 0;
         sum += percent(tenant->limit_pct);
         if (end > now) {
-            if ((now - active <= PAUSE || busy > now) && end > turns.free_at) turns.free_at = end;
+            /* One that waits for what it has in flight says nothing meanwhile. */
+            int64_t sign = busy > active ? busy : active;
+            if (now - sign <= PAUSE && end > turns.free_at) turns.free_at = end;
         } else if ((tenant->turn & 1) != 0 && now - active <= FRESH) {
             turns.wanted = true;
             turns.behind |= end < last || (end == last && i < own);
@@ -58,7 +60,7 @@ uint64_t vgpu_turns_word(uint64_t word, const struct vgpu_turns *turns, enum vgp
     if (busy > VGPU_TURN_MOST_NS) busy = VGPU_TURN_MOST_NS;
     bool free = turns->free_at - VGPU_TURN_LEAD_NS <= now;
     if (wish == VGPU_WISH_TAKE && !free) wish = VGPU_WISH_TURN; /* another was faster */
-    if (wish == VGPU_WISH_TAKE) end = now + (busy > turns->slot ? busy : turns->slot);
+    if (wish == VGPU_WISH_TAKE) end = now + busy;
     else if (wish == VGPU_WISH_END && end > now + busy) end = now + busy;
     else if (wish == VGPU_WISH_DRAIN && end > now && (end > now + busy || busy > RAGGED))
         end = now + busy;

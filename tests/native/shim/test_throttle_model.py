@@ -250,6 +250,40 @@ def test_turns_save_what_switches_cost(kernel: int, pattern: str, nvml: int) -> 
     assert control["busy_pct"] < result["busy_pct"] - 1
 
 
+@pytest.mark.parametrize("nvml", [1, 0])
+@pytest.mark.parametrize("pair", [(30, 70), (25, 75), (50, 50)])
+def test_turns_of_whole_launches(pair: tuple[int, int], nvml: int) -> None:
+    """Of 5 ms, waited for one by one, a turn holds two or three: what it is too short or too
+    long the next one makes good, and the change comes when the last of them ends."""
+    scenario = {"tenants": 2, "limit0": pair[0], "limit1": pair[1], "kernel": 5_000, **H200}
+    scenario |= {"pattern": "sync", "nvml": nvml, "seconds": 23}
+    result = run(**scenario)
+    first, second = (tenant["share"] for tenant in result["tenants"])
+    assert first == pytest.approx(pair[0], abs=2)
+    assert second / first == pytest.approx(pair[1] / pair[0], rel=0.06)
+    assert result["busy_pct"] >= 97.5
+    assert run(**scenario, turns=0)["busy_pct"] < 96
+
+
+@pytest.mark.parametrize("pair", [(30, 70), (25, 75)])
+def test_turns_of_long_kernels(pair: tuple[int, int]) -> None:
+    """One of 200 ms is a turn; who waits for it does not lose patience before it has ended."""
+    scenario = {"tenants": 2, "limit0": pair[0], "limit1": pair[1], "kernel": 200_000, **H200}
+    result = run(**scenario, seconds=43)
+    first, second = (tenant["share"] for tenant in result["tenants"])
+    assert second / first == pytest.approx(pair[1] / pair[0], rel=0.06)
+    assert result["busy_pct"] >= 98
+    assert run(**scenario, seconds=43, turns=0)["busy_pct"] < 97
+
+
+def test_turns_do_not_coincide() -> None:
+    """Two that hold the card at a time and take their next turns at the same instant lost three
+    fifths of it: each switches to the other in every pause."""
+    scenario = {"tenants": 2, "limit0": 50, "limit1": 50, "kernel": 100, "pattern": "sync"}
+    assert run(**scenario, **H200)["busy_pct"] >= 90
+    assert run(**scenario, **H200, turns=0)["busy_pct"] < 50
+
+
 def test_turns_of_programs_that_synchronize() -> None:
     """They have gaps of their own, and no longer wait for a slice of the other's in each."""
     for kernel, least in ((5, 9), (100, 25)):

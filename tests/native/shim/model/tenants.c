@@ -113,8 +113,8 @@ static void announce(struct process *p, int64_t now) {
     if (!p->measured || !p->turning) tenant->turn = 0;
     else {
         double busy = p->wish == VGPU_WISH_TAKE ? p->need : (double)vgpu_meter_busy(p->meter, now);
-        tenant->turn =
-            vgpu_turns_word(tenant->turn, &p->regime.turns, p->wish, (int64_t)busy, now);
+        struct vgpu_turns turns = turns_of(p, now); /* as the page is at this moment */
+        tenant->turn = vgpu_turns_word(tenant->turn, &turns, p->wish, (int64_t)busy, now);
     }
 }
 
@@ -189,7 +189,9 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     vgpu_meter_admit(p->meter, key, id, &p->regime, model_now(), &admission);
     if (admission.tell) {
         p->next_tick = 0;
-        p->wish = model_now() < p->meter->turn_end ? VGPU_WISH_MORE : VGPU_WISH_NONE;
+        p->wish = admission.last                     ? VGPU_WISH_DRAIN
+                  : model_now() < p->meter->turn_end ? VGPU_WISH_MORE
+                                                     : VGPU_WISH_NONE;
         tick(p);
         p->wish = VGPU_WISH_NONE;
     }
@@ -313,14 +315,14 @@ static void set_limit(void *data) { /* a change of the limit while it runs */
     c->rules.limit_pct = (uint32_t)number("relimit", index, 0);
 }
 
-/* Writes for ever that it has work, waits, and holds the card. */
+/* Writes for ever that it has work, waits, and holds the card, for as long as is believed. */
 static void lie(void *data) {
     (void)data;
     for (;;) {
         uint64_t now = (uint64_t)model_now();
         page[VGPU_PAGE_TENANTS - 1] = (struct vgpu_page_tenant){
             .id = 1, .active_ns = now, .busy_until_ns = now + VGPU_SEC, .priority = 1,
-            .limit_pct = 50, .flight_ns = now, .turn = (now + 900 * VGPU_MS) | 1};
+            .limit_pct = 50, .flight_ns = now, .turn = (now + VGPU_TURN_MOST_NS) | 1};
         model_sleep(1e6);
     }
 }
