@@ -18,6 +18,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,30 @@ def rounds(cases: list[str], count: int, runs: Path) -> Document:
         "verdict": found.get("verdict", "error"),
         "asked": count,
         "cases": {case: dict(verdicts) for case, verdicts in counted.items()},
-        "reasons": sorted({r["reason"] for r in found.get("cases", ()) if r.get("reason")}),
+        "reasons": reasons(found.get("cases", ())),
         "error": found.get("error"),
         "exit_status": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "runs": str(runs),
     }
+
+
+def reasons(records: Iterable[Document]) -> dict[str, int]:
+    """Return what did not hold, and in how many rounds; the most frequent first."""
+    seen: Counter[str] = Counter()
+    for record in records:
+        if record["verdict"] == "pass":
+            continue
+        told = [record.get("reason") or ""]
+        control = record.get("control") or {}
+        if control.get("verdict", "pass") != "pass":
+            told.append(f"control: {control['reason']}" if control.get("reason") else "control")
+        for check in record["checks"]:
+            if check["verdict"] in ("fail", "error"):
+                details = " ".join(filter(None, (check["name"], check["pod"], check["variant"])))
+                told.append(f"{details}: {check['reason'] or check['verdict']}")
+        seen.update(set(filter(None, told)))
+    return dict(seen.most_common())
 
 
 def document_of(text: str) -> Document:
