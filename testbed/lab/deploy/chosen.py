@@ -36,11 +36,44 @@ _HAMI_PLACES = {
 _TYPED = re.compile(r"true|false|null|[-+]?[0-9.]+|\[.*\]|\{.*\}|\".*\"|'.*'")
 
 
+class CustomURL(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How HAMi's chart writes the webhook's URL, with its defaults (values.yaml, 2.10)."""
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 31998
+    path: str = "/webhook"
+
+    def url(self) -> str:
+        """Return it as one text without the path; empty where it is not enabled.
+
+        Raises:
+            InputError: the webhook does not answer there.
+        """
+        if not self.enabled:
+            return ""
+        if self.path != "/webhook":
+            raise InputError(
+                f"admissionWebhook.customURL.path {self.path!r} cannot be used",
+                why="the webhook answers at /webhook, and below it",
+                hint="leave path out",
+            )
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"https://{host}:{self.port}"
+
+
 class AdmissionWebhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``whitelistNamespaces`` are left out by the webhook; ``customURL`` is how it is called."""
+    """``whitelistNamespaces`` are left out by the webhook; ``customURL`` is how it is called.
+
+    The latter is a mapping, as HAMi has it, or one text such as https://10.0.0.7:31998.
+    """
 
     whitelistNamespaces: tuple[str, ...] = ()
-    customURL: str = ""
+    customURL: str | CustomURL = ""
+
+    def url(self) -> str:
+        """Return the URL by which the webhook is called; empty for its Service."""
+        return self.customURL if isinstance(self.customURL, str) else self.customURL.url()
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +98,7 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             scheduler_replicas=self.schedulerReplicas,
             log_verbosity=self.logVerbosity,
             webhook_leaves_out=self.admissionWebhook.whitelistNamespaces,
-            webhook_url=self.admissionWebhook.customURL,
+            webhook_url=self.admissionWebhook.url(),
             chosen=yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False),
         )
 

@@ -119,6 +119,8 @@ def test_a_choice_that_this_version_does_not_know_says_how_to_go_on():
         ("deviceConfig: {enforcement: off}", "enforcement"),
         ("deviceConfig: {generation: 5}", "generation"),
         ("admissionWebhook: {customUrl: x}", "customUrl"),
+        ("admissionWebhook: {customURL: {enabeld: true}}", "enabeld"),
+        ("admissionWebhook: {customURL: {enabled: true, port: 0}}", "port"),
         ("nodeSelector: [gpu]", "nodeSelector"),
         ("- a", "values in a file"),
         ("a: [", "values in a file"),
@@ -136,6 +138,8 @@ def test_a_file_that_cannot_be_meant_is_refused_with_its_key(text, words):
         ({"customURL": "http://10.0.0.7"}, "URL"),
         ({"customURL": "https://10.0.0.7/path"}, "URL"),
         ({"customURL": "10.0.0.7:443"}, "URL"),
+        ({"customURL": {"enabled": True, "path": "/other"}}, "path"),
+        ({"customURL": {"enabled": True, "host": "a b"}}, "URL"),
         ({"whitelistNamespaces": ["Not_A_Name"]}, "Not_A_Name"),
     ],
 )
@@ -214,3 +218,28 @@ def test_a_key_that_cannot_be_meant_is_refused_with_its_place(setting, words):
     with pytest.raises(InputError) as caught:
         changed(Chosen(), [setting])
     assert words in caught.value.text()
+
+
+@pytest.mark.parametrize(
+    ("custom", "url"),
+    [
+        ("https://10.0.0.7:31998", "https://10.0.0.7:31998"),
+        # As HAMi's chart has it, which says it as a mapping.
+        ({"enabled": True, "host": "10.0.0.7", "port": 31998, "path": "/webhook"},
+         "https://10.0.0.7:31998"),
+        ({"enabled": True, "host": "fd00::7"}, "https://[fd00::7]:31998"),
+        ({"enabled": True}, "https://127.0.0.1:31998"),
+        ({"enabled": False, "host": "10.0.0.7"}, ""),
+        ({}, ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_webhooks_url_is_one_text_or_hamis_mapping(custom, url):
+    chosen = parse(yaml.safe_dump({"admissionWebhook": {"customURL": custom}}), "a file")
+    values = chosen.over(PLAIN)
+    assert values.webhook_url == url
+    assert parse(values.chosen, "what is kept").over(PLAIN).webhook_url == url
+    found = manifests(values)
+    (hooks,) = [m["webhooks"] for (kind, _), m in found.items() if kind.startswith("Mutating")]
+    where = [hook["clientConfig"].get("url", "") for hook in hooks]
+    assert [text.partition("/webhook")[0] for text in where] == [url] * len(hooks)
