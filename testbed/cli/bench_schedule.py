@@ -34,8 +34,14 @@ def schedule(
         lines = [
             f"{found.pods_per_s:.0f} pods a second: {pods} onto {nodes} nodes in "
             f"{found.seconds:.1f} s",
-            f"CPU a pod, ms: {cpu}",
+            f"CPU a pod, ms: {cpu}; all {sum(found.cpu_ms_per_pod.values()):.1f}"
+            f" (others took {found.cores_of_others:.1f} cores)",
+            "API calls a pod: "
+            + ", ".join(f"{call} {count:.2g}" for call, count in found.calls_per_pod.items()),
+            f"scheduler: {found.cycle_ms:.2f} ms for each pod alone, the question to the "
+            "extender included",
             f"extender: filter {found.filter_ms:.2f} ms ({found.filters_per_pod:.2f} a pod), "
-            f"bind {found.bind_ms:.1f} ms with its wait for the node's turn",
+            f"bind {found.bind_ms:.1f} ms with its wait for the node's turn; connections "
+            + ", ".join(f"{count} {name}" for name, count in found.connections.items()),
         ]
         emit(document(found), "\n".join(lines), chosen)

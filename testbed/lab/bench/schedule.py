@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -30,11 +31,13 @@ from testbed.errors import ClusterError
 from testbed.lab import binaries
 from testbed.lab.bench import madeup
 from testbed.lab.bench.extender import Served, free_port
+from testbed.lab.bench.scraped import mean_ms, sums, writes
 from testbed.lab.cluster.protocol import Progress
 from testbed.lab.deploy.scheduler import scheduler_configuration
 from testbed.lab.deploy.values import StackImages, StackValues
 from testbed.stack import names
 
+_TOOK = "vgpu_extender_request_seconds"
 _START_S = 60.0
 _TOGETHER = 16
 
@@ -44,9 +47,15 @@ class ScheduleBench:
     """What was measured.
 
     Attributes:
-        cpu_ms_per_pod: Of each program while the pods were placed, by name.
+        cpu_ms_per_pod: Of each program while the pods were placed, by name; ``bench`` is this
+            one, which stands for the plugins.
+        cores_of_others: What all else on the machine took meanwhile: with more than a
+            little of it the rate says less than the sum of the CPU times.
+        cycle_ms: Mean of the scheduler's part that comes one pod after the other, its
+            question to the extender included.
         filter_ms, bind_ms: Means of the extender, its waits included.
-        calls_per_pod: Writes to the API server: Binding and the plugin's phase.
+        connections: That the scheduler opened to the extender, by protocol.
+        calls_per_pod: Writes that the API server took, by method and resource.
     """
 
     nodes: int
@@ -55,10 +64,13 @@ class ScheduleBench:
     pods_per_s: float
     seconds: float
     cpu_ms_per_pod: dict[str, float]
+    cores_of_others: float
+    cycle_ms: float
     filter_ms: float
     bind_ms: float
     filters_per_pod: float
-    calls_per_pod: int = 2
+    connections: dict[str, int]
+    calls_per_pod: dict[str, float]
 
 
 def measure(
@@ -110,9 +122,11 @@ async def _measure(
             try:
                 await _until(plugin.started, "pods are watched", plane)
                 plane.start_scheduler(served)
-                pids = plane.pids() | {"extender": served.pid}
+                pids = plane.pids() | {"extender": served.pid, "bench": os.getpid()}
+                calls = await _text(api, "/metrics")
                 await _until(lambda: plugin.count(1), "the first pod is bound", plane)
                 before = {name: _cpu_s(pid) for name, pid in pids.items()}
+                busy, begun = _busy_s(), time.monotonic()
                 while not await plugin.count(pods):
                     step.update(f"{len(plugin.bound)} of {pods}")
                     plane.check()
@@ -122,10 +136,15 @@ async def _measure(
                         )
                     await asyncio.sleep(0.1)
                 used = {name: _cpu_s(pid) - before[name] for name, pid in pids.items()}
+                lasted = time.monotonic() - begun
+                others = (_busy_s() - busy - sum(used.values())) / max(lasted, 1e-9)
+                await plugin.answered()
+                calls_after = await _text(api, "/metrics")
+                scheduler = await _text(api, f"{plane.scheduler_url}/metrics")
             finally:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
-            figures = _figures(served.text("/metrics"))
+            extender = served.text("/metrics")
     seconds = max(plugin.last - plugin.first, 1e-9)
     return ScheduleBench(
         nodes=nodes,
@@ -134,10 +153,38 @@ async def _measure(
         pods_per_s=round((pods - 1) / seconds, 1),
         seconds=round(seconds, 2),
         cpu_ms_per_pod={name: round(1000 * s / pods, 2) for name, s in used.items()},
-        filter_ms=round(1000 * figures["filter"][0] / max(1, figures["filter"][1]), 3),
-        bind_ms=round(1000 * figures["bind"][0] / max(1, figures["bind"][1]), 3),
-        filters_per_pod=round(figures["filter"][1] / pods, 3),
+        cores_of_others=round(max(0.0, others), 2),
+        cycle_ms=round(mean_ms(scheduler, "scheduler_scheduling_algorithm_duration_seconds"), 2),
+        filter_ms=round(mean_ms(extender, _TOOK, verb="filter"), 3),
+        bind_ms=round(mean_ms(extender, _TOOK, verb="bind"), 3),
+        filters_per_pod=round(sums(extender, f"{_TOOK}_count", verb="filter").get((), 0) / pods, 3),
+        connections={
+            protocol: int(count)
+            for (protocol,), count in sums(
+                extender, "vgpu_extender_connections_total", ("protocol",)
+            ).items()
+        },
+        calls_per_pod=dict(writes(calls, calls_after, pods)),
     )
+
+
+class _Name(msgspec.Struct):
+    name: str
+
+
+class _Where(msgspec.Struct):
+    nodeName: str = ""
+
+
+class _Seen(msgspec.Struct):
+    metadata: _Name
+    spec: _Where
+
+
+class _Event(msgspec.Struct):
+    """What is read of a pod's event: this program shall take little of the machine."""
+
+    object: _Seen
 
 
 class _Plugin:
@@ -157,6 +204,11 @@ class _Plugin:
     async def count(self, least: int) -> bool:
         return len(self.bound) >= least
 
+    async def answered(self) -> None:
+        """Wait until every pod that was seen has got its answer."""
+        while self._answers:
+            await asyncio.gather(*self._answers)
+
     async def run(self) -> None:
         path = f"/api/v1/namespaces/{madeup.NAMESPACE}/pods"
         async with self._api.get(path, params={"limit": "1"}) as found:
@@ -170,11 +222,11 @@ class _Plugin:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     if line.strip():
-                        self._see(json.loads(line)["object"])
+                        self._see(msgspec.json.decode(line, type=_Event).object)
 
-    def _see(self, pod: dict[str, Any]) -> None:
-        name = pod["metadata"]["name"]
-        if not pod["spec"].get("nodeName") or name in self.bound:
+    def _see(self, pod: _Seen) -> None:
+        name = pod.metadata.name
+        if not pod.spec.nodeName or name in self.bound:
             return
         now = time.monotonic()
         if not self.bound:
@@ -201,6 +253,7 @@ class _Plane:
         self.token = secrets.token_hex(16)
         self._port = free_port()
         self.url = f"https://127.0.0.1:{self._port}"
+        self.scheduler_url = ""
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -239,6 +292,7 @@ class _Plane:
         images = StackImages(base="bench:1", kube_scheduler="bench:1")
         configuration = scheduler_configuration(StackValues(images=images))
         configuration["leaderElection"] = {"leaderElect": False}
+        self.scheduler_url = f"https://127.0.0.1:{free_port()}"
         path = self.folder / "kubeconfig"
         configuration["clientConnection"]["kubeconfig"] = str(path)
         (extender,) = configuration["extenders"]
@@ -251,8 +305,9 @@ class _Plane:
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(configuration))
         self._start(
             "kube-scheduler", f"--config={self.folder / 'scheduler.yaml'}",
-            "--bind-address=127.0.0.1", f"--secure-port={free_port()}",
+            "--bind-address=127.0.0.1", f"--secure-port={self.scheduler_url.rpartition(':')[2]}",
             "--authentication-skip-lookup=true", f"--cert-dir={self.folder / 'scheduler'}",
+            "--authorization-always-allow-paths=/metrics",
         )  # fmt: skip
 
     def _start(self, name: str, *arguments: str) -> None:
@@ -357,15 +412,18 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _figures(text: str) -> dict[str, tuple[float, int]]:
-    """Return sum and count of the extender's histogram, by verb."""
-    found = {"filter": [0.0, 0.0], "bind": [0.0, 0.0]}
-    for line in text.splitlines():
-        for verb, sums in found.items():
-            for at, part in enumerate(("sum", "count")):
-                if line.startswith(f'vgpu_extender_request_seconds_{part}{{verb="{verb}"'):
-                    sums[at] += float(line.rpartition(" ")[2])
-    return {verb: (sums[0], int(sums[1])) for verb, sums in found.items()}
+def _busy_s() -> float:
+    """Return the CPU time that all programs of the machine have had (proc_stat(5))."""
+    user, nice, system, _, _, irq, softirq = map(
+        int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+    )
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+async def _text(api: aiohttp.ClientSession, where: str) -> str:
+    async with api.get(where) as answer:
+        await _checked(answer)
+        return await answer.text()
 
 
 def document(bench: ScheduleBench) -> dict[str, Any]:
