@@ -98,7 +98,7 @@ double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
         k->estimate += 0.05 * (x - k->estimate);
         return fix;
     }
-    if (m->pair && k->estimate < VGPU_COST_WEAK && k->solid > 0) {
+    if (m->pair && x < VGPU_COST_WEAK && k->estimate < VGPU_COST_WEAK && k->solid > 0) {
         k->solid--;
         return 0;
     }

@@ -448,6 +448,25 @@ def test_a_queue_from_before_measuring_is_held_against_nobody(
         assert min(control["seconds"][settled:]) < 20 - 3
 
 
+@pytest.mark.parametrize(
+    ("kernel", "later", "pattern"),
+    [
+        (15, 2_000, "sync"),
+        (15, 200_000, "sync"),
+        (200, 20_000, "deep"),
+        (20_000, 200, "deep"),
+    ],
+)
+def test_a_kernel_that_begins_to_take_another_time(kernel: int, later: int, pattern: str) -> None:
+    """What it costs is known by function and geometry; its parameters may make it longer."""
+    (tenant,) = run(limit=60, kernel=kernel, later=later, later_at=6, pattern=pattern, seconds=17)[
+        "tenants"
+    ]
+    assert tenant["seconds"][3:6] == pytest.approx([60] * 3, abs=4)
+    # Five seconds to learn it.
+    assert tenant["seconds"][11:] == pytest.approx([60] * 6, abs=4)
+
+
 @pytest.mark.parametrize(("before", "after"), [(20, 60), (60, 10)])
 @pytest.mark.parametrize("kernel", [100, 5_000, 50_000])
 def test_a_change_of_the_limit_settles(before: int, after: int, kernel: int) -> None:

@@ -39,6 +39,8 @@ struct process {
     bool sync;
     int streams;
     double kernel, think, on, off; /* ns; on/off: periods of work and of rest */
+    double later;                  /* what the same kernel takes from some moment on */
+    int64_t later_at;
     long burst; /* launches between two synchronisations, and between two pauses to think */
     int64_t start, stop, burst_began;
     long launches, waited[4];
@@ -227,7 +229,7 @@ static double choose(struct process *p, long i, uint64_t *key) {
         *key = 10 + (p->kind == MANY ? (uint64_t)(r * 300) : (uint64_t)(i / 2));
         if (p->kind == FRESH && i > 7000) *key = 10 + (uint64_t)(r * 3000);
         return 5e3 * pow(4000, (double)(*key * 0x9e3779b97f4a7c15ull >> 11) * 0x1p-53);
-    default: *key = 1; return p->kernel;
+    default: *key = 1; return model_now() < p->later_at ? p->kernel : p->later;
     }
 }
 
@@ -355,6 +357,8 @@ static void make(int count) {
                       : !strcmp(kernel, "fresh") ? FRESH
                                                  : FIXED;
             p->kernel = atof(kernel) * 1e3;
+            p->later = number("later", i, p->kernel / 1e3) * 1e3;
+            p->later_at = (int64_t)(number("later_at", i, 1e6) * 1e9) + VGPU_SEC;
             p->sync = !strcmp(text("pattern", i, "deep"), "sync");
             p->streams = (int)number("streams", i, 1);
             p->burst = (long)number("burst", i, 1);
