@@ -175,20 +175,23 @@ class Lab:
                 found.append(pid)
         return sorted(found, key=lambda pid: (pid not in members, pid))
 
+    @property
+    def ids(self):
+        """The users under which this testbed's processes run."""
+        if self.uid:
+            return range(self.uid, self.uid + 1)
+        base = identity.choose(self.name).uid
+        return range(base, base + identity.RANGE)
+
     def processes(self):
         """Return all processes that run under this testbed's ids.
 
         Not zombies: when the machine's init takes them is its own affair.
         """
-        if self.uid:
-            ids = range(self.uid, self.uid + 1)
-        else:
-            base = identity.choose(self.name).uid
-            ids = range(base, base + identity.RANGE)
         found = set()
         for path in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
-                if path.name.isdigit() and path.stat().st_uid in ids:
+                if path.name.isdigit() and path.stat().st_uid in self.ids:
                     found.add(int(path.name))
         return {pid for pid in found if processes.read(pid)}
 
@@ -285,33 +288,41 @@ def until(condition, deadline_s=UP_S):
 
 
 def machine(lab):
-    """Return what a testbed could leave behind on this machine."""
-    ids = {USER} if lab.uid else set()
+    """Return what a testbed could leave behind on this machine.
+
+    Others are at work on it: what comes and goes in shared folders is told apart by whose
+    it is, and mounts below /tmp by the testbed's home.
+    """
     shown = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True)
     names = {
         folder: sorted(Path(folder).iterdir()) if Path(folder).is_dir() else None
         for folder in (
             *("/run", "/run/cdi", "/run/netns", "/var/lib", "/var/lib/cni", "/var/log", "/mnt"),
-            *("/etc", "/etc/cni", "/opt", "/dev/shm"),
+            *("/etc", "/etc/cni", "/opt"),
         )
     }
     return {
         "processes": lab.processes(),
-        "mounts": sorted(Path("/proc/self/mounts").read_text().splitlines()),
+        "mounts": sorted(
+            line
+            for line in Path("/proc/self/mounts").read_text().splitlines()
+            if " /tmp/" not in line or str(lab.home) in line
+        ),
         "links": sorted(line.split(":")[1].strip() for line in shown.stdout.splitlines()),
         "names": names,
-        "of the user": sorted(_names_of(ids)),
+        "of its users": sorted(_names_of(lab.ids)),
         "state": sorted(map(str, (lab.home / "state").rglob("*"))),
         "sysctls": [(Path("/proc/sys") / each).read_text() for each in SYSCTLS],
     }
 
 
 def _names_of(ids):
-    """Return the names in /tmp that belong to users; others' come and go meanwhile."""
-    for path in Path("/tmp").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.lstat().st_uid in ids:
-                yield path.name
+    """Return what belongs to users where everybody may put something."""
+    for folder in ("/tmp", "/var/tmp", "/dev/shm"):
+        for path in Path(folder).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.lstat().st_uid in ids:
+                    yield str(path)
 
 
 both = pytest.mark.parametrize("uid", [0, USER], ids=["root", "user"])
