@@ -112,8 +112,9 @@ async def _run(options: argparse.Namespace) -> None:
         runner = await serve(app, options.host, options.port, tls)
         stack.push_async_callback(runner.cleanup)
         if options.observe_port:
+            certificates = {"serving": options.cert, "client-ca": options.client_ca}
             observer = await serve(
-                observer_app(state), options.observe_host, options.observe_port, None
+                observer_app(state, certificates), options.observe_host, options.observe_port, None
             )
             stack.push_async_callback(observer.cleanup)
         log.info("serving on %s:%d", options.host, options.port)

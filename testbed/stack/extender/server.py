@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
-from itertools import islice
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain, islice
+from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -37,6 +39,7 @@ from testbed.stack.extender.wire import (
 from testbed.stack.extender.wire import encode as _encode
 from testbed.stack.model import PodKey
 from testbed.stack.placement.preempt import Plan
+from testbed.stack.tls import expiry_lines
 
 log = logging.getLogger(__name__)
 
@@ -358,14 +361,21 @@ def _route(verb: Verb) -> Handler:
     return handler
 
 
-def observer_app(state: State) -> web.Application:
-    """Return the application for probes and onlookers: nothing in it changes anything."""
+def observer_app(state: State, certificates: Mapping[str, Path] | None = None) -> web.Application:
+    """Return the application for probes and onlookers: nothing in it changes anything.
+
+    Args:
+        state: What the extender knows.
+        certificates: The metrics tell when those end, by what they are for.
+    """
     app = web.Application()
-    app.add_routes(_observation(state))
+    app.add_routes(_observation(state, certificates or {}))
     return app
 
 
-def _observation(state: State) -> list[web.RouteDef]:
+def _observation(
+    state: State, certificates: Mapping[str, Path] = MappingProxyType({})
+) -> list[web.RouteDef]:
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
@@ -388,7 +398,9 @@ def _observation(state: State) -> list[web.RouteDef]:
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )
         await response.prepare(request)
-        rest = lines(state, state.times, state.load_s)
+        rest = chain(
+            expiry_lines("extender", certificates), lines(state, state.times, state.load_s)
+        )
         while some := list(islice(rest, _LINES)):
             await response.write(("\n".join(some) + "\n").encode())
             await asyncio.sleep(0)  # decisions go before

@@ -51,7 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         context = server_context(options.cert, options.key)
         config = _config(options.config)
-        app = application(config, writers=frozenset(options.writer), room=_room(options, config))
+        app = application(
+            config,
+            writers=frozenset(options.writer),
+            room=_room(options, config),
+            certificates={"serving": options.cert},
+        )
         web.run_app(
             app,
             host=options.host,

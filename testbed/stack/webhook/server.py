@@ -1,4 +1,4 @@
-"""The webhook's HTTPS rim: ``POST /webhook`` and ``GET /healthz``.
+"""The webhook's HTTPS rim: ``POST /webhook``, ``GET /healthz`` and ``/metrics``.
 
 ``POST /webhook/own-environment`` is the same for namespaces whose administrator lets
 pods set the library's variables: the registration sends them there by their label.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -18,6 +19,7 @@ from testbed.errors import CodecError
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import Vendor
 from testbed.stack.placement.quota import UNBOUNDED, Amount
+from testbed.stack.tls import expiry_lines
 from testbed.stack.webhook.handler import Context, asking, review
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ def application(
     *,
     writers: frozenset[str] = frozenset(),
     room: Callable[[str, Vendor], Amount] | None = None,
+    certificates: Mapping[str, Path] | None = None,
 ) -> web.Application:
     """Return the application.
 
@@ -42,6 +45,7 @@ def application(
         config: Gives the configuration of the moment.
         writers: User names that may write the stack's own annotations.
         room: Gives what a namespace's quota leaves of a vendor's cards; may block.
+        certificates: ``/metrics`` tells when those end, by what they are for.
     """
 
     async def answer(request: web.Request, *, own_environment: bool) -> web.Response:
@@ -71,11 +75,18 @@ def application(
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok")
 
+    async def metrics(_request: web.Request) -> web.Response:
+        text = "\n".join(expiry_lines("webhook", certificates or {})) + "\n"
+        # Prometheus names the version of its text form, which aiohttp's arguments cannot.
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=text.encode(), headers=headers)
+
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_post(PATH, webhook)
     app.router.add_post(PATH_OWN_ENVIRONMENT, own)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", healthz)
+    app.router.add_get("/metrics", metrics)
     return app
 
 
