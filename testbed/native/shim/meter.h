@@ -20,6 +20,7 @@
 #define VGPU_LANES 256
 #define VGPU_BATCHES 1024
 #define VGPU_EVENTS 2048
+#define VGPU_NOTHING_NS 1000.0 /* of device time in flight: what rounding leaves */
 
 struct vgpu_stream_id {
     uint64_t handle; /* the two default streams by their own handles, 1 and 2 */
@@ -79,50 +80,29 @@ struct vgpu_meter {
     int64_t next_sample, next_poll, progressed;
     uint64_t serial, launched, pairs_skipped;
     double granted; /* completed device time since the caller took it */
-    double aside;   /* device time that may be used without a turn */
     int64_t launched_at, begun; /* newest launch; the newest that found nothing in flight */
+    double used;       /* completed device time, ever */
+    uint64_t unsynced;  /* launches since something was synchronised */
+    int64_t began;     /* when measuring began, after launches that were not measured */
+    bool settled;      /* none of those is in flight any more, as far as streams tell */
+    uint16_t free_batch, busy_count;
+    /* of gate.h */
+    double aside;   /* device time that may be used without a turn */
     int64_t impatient; /* until then no turns are taken */
     int64_t turn_end;  /* of the newest turn that was taken here, without what prolonged it */
     double turn_given, turn_owed; /* its length as it is due; what earlier ones were too short by */
     int64_t late;      /* how much later than asked for a sleep ends, about */
     int64_t told;      /* when work in flight will be done, as the page has it */
-    double used;       /* completed device time, ever */
     int64_t turn_began; /* of a turn whose use is to be judged; 0: none */
     double turn_used;   /* `used` when it began */
     uint32_t underused; /* turns in a row */
     int64_t host_bound; /* until then it is one whose host is slower than the card */
-    uint64_t unsynced;  /* launches since something was synchronised */
-    int64_t began;     /* when measuring began, after launches that were not measured */
-    bool settled;      /* none of those is in flight any more, as far as streams tell */
-    uint16_t free_batch, busy_count;
     uint16_t busy[VGPU_LANES];
     uint32_t event_count, free_count;
     void *free_events[VGPU_EVENTS];
     struct vgpu_lane lanes[VGPU_LANES];
     struct vgpu_batch batches[VGPU_BATCHES];
     struct vgpu_costs costs;
-};
-
-enum vgpu_reason {
-    VGPU_GO,
-    VGPU_WAIT_BUDGET,
-    VGPU_WAIT_QUEUE,
-    VGPU_WAIT_PRIORITY,
-    VGPU_WAIT_TURN,
-    VGPU_TAKE_TURN, /* no wait: the card is free, and the caller is to say that it is ours */
-};
-
-/* One launch's wait. Zero it before the first step. */
-struct vgpu_waiting {
-    int64_t due;   /* when it was to wake up */
-    bool paying;   /* it found the budget spent: it waits until all is paid */
-    int64_t since; /* when it began to wait for the queue */
-    bool entered;
-    bool took;          /* it has just been told to take a turn */
-    int64_t turn_since; /* when it began to wait for a turn */
-    int64_t patience;   /* for how long it does */
-    int64_t free_since; /* when it first could have taken one, but for others that wait */
-    double need;        /* device time that it will have in flight */
 };
 
 /* What the launch that was admitted needs afterwards. */
@@ -133,20 +113,12 @@ struct vgpu_admission {
     bool is_long, probe;
     bool timed;     /* measure the host time of the launch: an idle stream's start event */
     bool anchored;
-    bool tell;      /* the card page should hear of it at once: it lasts, */
-    bool last;      /* or it is the last that fits into the turn */
     bool finish;    /* call vgpu_meter_launched whatever happened */
 };
 
 /* `meter` is zeroed memory. */
 void vgpu_meter_init(struct vgpu_meter *meter, const struct vgpu_meter_ops *ops, void *env,
                      struct vgpu_budget budget);
-
-/* Whether a launch may go now: VGPU_GO, or why not and for how long to sleep (ns). `thread`
- * is the caller's (not 0): per-thread default streams are closed by their own only. */
-enum vgpu_reason vgpu_meter_gate(struct vgpu_meter *meter, uint64_t key, uint64_t thread,
-                                 const struct vgpu_regime *regime, struct vgpu_waiting *waiting,
-                                 int64_t now, int64_t *sleep);
 
 void vgpu_meter_admit(struct vgpu_meter *meter, uint64_t key, struct vgpu_stream_id stream,
                       const struct vgpu_regime *regime, int64_t now,
@@ -161,6 +133,10 @@ void vgpu_meter_begins(struct vgpu_meter *meter, int64_t since);
 void vgpu_meter_launched(struct vgpu_meter *meter, const struct vgpu_regime *regime,
                          const struct vgpu_admission *admission, bool succeeded, int64_t host,
                          int64_t now);
+
+/* Ends the batches that the caller's thread can end, so that events tell of them. */
+void vgpu_meter_close_all(struct vgpu_meter *meter, uint64_t thread,
+                          const struct vgpu_regime *regime, int64_t now);
 
 /* For how long what is in flight will keep the card, if nobody else has it, ns. */
 int64_t vgpu_meter_busy(const struct vgpu_meter *meter, int64_t now);

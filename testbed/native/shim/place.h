@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 #include "card_page.h"
+#include "gate.h"
 #include "limits.h"
-#include "meter.h"
 #include "presence.h"
 #include "sys.h"
 

@@ -279,8 +279,8 @@ static void wait_for_turn(struct vgpu_engine *engine, uint64_t key) {
     struct vgpu_waiting waiting = {.paying = false};
     for (;;) {
         int64_t now = vgpu_clock(), sleep = 0;
-        enum vgpu_reason reason = vgpu_meter_gate(engine->meter, key, this_thread(),
-                                                  vgpu_place_regime(place), &waiting, now, &sleep);
+        enum vgpu_reason reason = vgpu_gate(engine->meter, key, this_thread(),
+                                            vgpu_place_regime(place), &waiting, now, &sleep);
         publish(engine);
         atomic_store_explicit(&place->yielding, reason == VGPU_WAIT_PRIORITY,
                               memory_order_relaxed);
@@ -321,16 +321,16 @@ static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, 
     int64_t since = atomic_load_explicit(&place->unsettled_since, memory_order_relaxed);
     if (since != 0) vgpu_meter_begins(engine->meter, since);
     if (!in_callback()) wait_for_turn(engine, key);
-    vgpu_meter_admit(engine->meter, key, stream, vgpu_place_regime(place), vgpu_clock(),
-                     &t->admission);
+    const struct vgpu_regime *regime = vgpu_place_regime(place);
+    int64_t now = vgpu_clock();
+    vgpu_meter_admit(engine->meter, key, stream, regime, now, &t->admission);
     publish(engine);
-    int64_t now = t->admission.tell ? vgpu_clock() : 0;
-    int64_t busy = t->admission.tell ? vgpu_meter_busy(engine->meter, now) : 0;
-    enum vgpu_wish wish = t->admission.last               ? VGPU_WISH_DRAIN
-                          : now < engine->meter->turn_end ? VGPU_WISH_MORE
-                                                          : VGPU_WISH_NONE;
+    enum vgpu_wish wish;
+    bool tells = vgpu_gate_tells(engine->meter, regime, t->admission.cost, now, &wish);
+    if (tells) now = vgpu_clock(); /* the driver may have kept us meanwhile */
+    int64_t busy = tells ? vgpu_meter_busy(engine->meter, now) : 0;
     vgpu_unlock(&engine->lock);
-    if (t->admission.tell) vgpu_place_turn(place, wish, busy, now);
+    if (tells) vgpu_place_turn(place, wish, busy, now);
     t->engine = engine;
     t->before = t->admission.timed ? vgpu_clock() : 0;
 }

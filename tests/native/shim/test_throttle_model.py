@@ -1,7 +1,7 @@
 """The throttle's own code on a model of a card, in virtual time: exact on a busy machine.
 
 ``model/card.c`` is the card, ``model/tenants.c`` does in virtual time what ``throttle.c``
-does around ledger, cost, meter and presence. The bounds are those that the library promises
+does around ledger, cost, meter, gate and presence. The bounds are those that the library promises
 (issue: "Compute"): where demand reaches the limit, ±(1 + kernel length in percent of 10 s)
 points alone, ±(2 + the same) beside a neighbour.
 """
@@ -23,7 +23,7 @@ import shim_harness as harness
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
 
 CLOCKS = ("slices", "sharing")
-PURE = ("ledger.c", "cost.c", "meter.c", "presence.c", "turns.c")
+PURE = ("ledger.c", "cost.c", "gate.c", "meter.c", "presence.c", "turns.c")
 #: Named before the sources that need it.
 MATHS = ("-Wl,--no-as-needed", "-lm")
 LENGTHS_US = (5, 100, 5_000, 50_000, 200_000)
@@ -132,6 +132,17 @@ def test_pairs(clock: str, pair: tuple[int, int], kernel: object, pattern: str) 
     if pair == (30, 70) and pattern == "deep":
         assert second["share"] / first["share"] == pytest.approx(70 / 30, rel=0.06)
         assert result["busy_pct"] >= 93
+
+
+@pytest.mark.parametrize("pair", [(10, 90), (30, 70)])
+def test_long_kernels_synchronised_on_a_card_that_shares(pair: tuple[int, int]) -> None:
+    """A kernel that ran beside the other's took twice its time: the budget of that time is for
+    the next one (the larger of them had 85 of 90 without)."""
+    scenario = {"tenants": 2, "limit0": pair[0], "limit1": pair[1], "kernel": 200_000}
+    first, second = run(**scenario, pattern="sync", clock="sharing", seconds=43)["tenants"]
+    assert first["share"] == pytest.approx(pair[0], abs=1.5)
+    assert second["share"] == pytest.approx(pair[1], abs=2)
+    assert second["ten"][1] <= pair[1] + 1 + 2
 
 
 @pytest.mark.parametrize(("kernel", "pattern"), DEEP + SYNC)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "card.h"
-#include "meter.h"
+#include "gate.h"
 #include "presence.h"
 
 enum kind { FIXED, MIX, BIMODAL, MANY, FRESH };
@@ -163,7 +163,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     struct vgpu_waiting waiting = {.paying = false};
     enum vgpu_reason reason;
     int64_t sleep, before = model_now();
-    while ((reason = vgpu_meter_gate(p->meter, key, 1, &p->regime, &waiting, model_now(), &sleep)) !=
+    while ((reason = vgpu_gate(p->meter, key, 1, &p->regime, &waiting, model_now(), &sleep)) !=
            VGPU_GO) {
         p->yielding = reason == VGPU_WAIT_PRIORITY;
         if (reason == VGPU_TAKE_TURN) {
@@ -188,12 +188,10 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     p->wish = VGPU_WISH_NONE;
     struct vgpu_admission admission;
     struct vgpu_stream_id id = {.handle = (uint64_t)stream + 10};
-    vgpu_meter_admit(p->meter, key, id, &p->regime, model_now(), &admission);
-    if (admission.tell) {
+    int64_t now = model_now();
+    vgpu_meter_admit(p->meter, key, id, &p->regime, now, &admission);
+    if (vgpu_gate_tells(p->meter, &p->regime, admission.cost, now, &p->wish)) {
         p->next_tick = 0;
-        p->wish = admission.last                     ? VGPU_WISH_DRAIN
-                  : model_now() < p->meter->turn_end ? VGPU_WISH_MORE
-                                                     : VGPU_WISH_NONE;
         tick(p);
         p->wish = VGPU_WISH_NONE;
     }
