@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from sys import intern
 from typing import Any, TypedDict
+
+import msgspec
 
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
@@ -23,8 +24,7 @@ _KINDS: dict[tuple[Kind, ...], tuple[Kind, ...]] = {_ONE_APP: _ONE_APP}
 _TERMINAL = ("Succeeded", "Failed")
 
 
-@dataclass(slots=True, kw_only=True)  # frozen costs a microsecond for every pod
-class PodView:
+class PodView(msgspec.Struct, kw_only=True, gc=False):
     """A pod as one watch event shows it.
 
     Attributes:
@@ -39,7 +39,7 @@ class PodView:
         counts: How many cards each of them asks for; read only with a promise.
         priority: ``spec.priority``.
         initialised: Every plain init container has ended with 0.
-        unschedulable: The scheduler has put it back in its queue.
+        unschedulable: The scheduler has put it back in its queue; never of a bound pod.
     """
 
     key: PodKey
@@ -100,9 +100,10 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
         kinds = tuple(kind for kind, _ in found)
         kinds = _KINDS.setdefault(kinds, kinds)
     shares, unreadable = _shares(annotations, len(kinds), config)
+    node = intern(str(spec.get("nodeName") or ""))
     return PodView(
         key=pod_key(pod),
-        node=intern(str(spec.get("nodeName") or "")),
+        node=node,
         scheduler=spec.get("schedulerName") or "",
         terminal=status.get("phase") in _TERMINAL,
         shares=shares,
@@ -113,7 +114,7 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
         counts=_counts(members, config) if shares is not None else (),
         priority=int(spec.get("priority") or 0),
         initialised=initialised(pod),
-        unschedulable=_unschedulable(status.get("conditions") or ()),
+        unschedulable=not node and _unschedulable(status.get("conditions") or ()),
     )
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
 from testbed.stack.codec.links import decode_links
@@ -34,6 +36,10 @@ from testbed.stack.placement.quota import Amount, Quotas
 from testbed.units import quantity
 
 log = logging.getLogger(__name__)
+
+_ONE_APP = (Kind.APP,)
+#: A node and what is held of one card.
+_ONE_CARD = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +64,10 @@ def offers(node: Mapping[str, Any], resource: str) -> bool:
         return False
 
 
-@dataclass(slots=True, kw_only=True)
-class Bound:
+class Bound(msgspec.Struct, kw_only=True, gc=False):
     """A pod on its node, with what it was promised there."""
 
+    # A hundred thousand of these: as objects that the collector knows they would need more.
     pod: PodKey
     node: str
     kinds: tuple[Kind, ...]
@@ -72,17 +78,36 @@ class Bound:
     _held: Held = ()
     _vendor: str = ""
 
-    def slim(self, held: Held) -> None:
-        """Keep what the ledger holds in place of the shares, where they are the same."""
+    def plain(self) -> Held:
+        """Return what the ledger holds, where that says the same as the shares: of a pod
+        with one container that lives as long as itself. Empty of others."""
         shares = self._shares
-        if shares is None or len(shares) != 1 or self.kinds[:1] != (Kind.APP,):
-            return
+        if shares is None:
+            return self._held
+        if len(shares) != 1 or not shares[0] or self.kinds[:1] != _ONE_APP:
+            return ()
         flat: list[Any] = [self.node]
         for share in shares[0]:
             flat += (share.uuid, 1, share.mem_mib, share.core_pct)
-        if tuple(flat) == held:
-            self._held, self._vendor = held, shares[0][0].vendor
+        if len(flat) > _ONE_CARD and len(set(flat[1::4])) < len(shares[0]):
+            return ()  # twice the same card: the ledger holds the sum
+        return tuple(flat)
+
+    def slim(self, held: Held) -> None:
+        """Keep what the ledger holds in place of the shares, where they are the same."""
+        if self._shares is not None and held and self.plain() == held:
+            self.keep(held)
+
+    def keep(self, held: Held) -> None:
+        """Keep what ``plain`` says in place of the shares."""
+        if self._shares is not None:
+            self._held, self._vendor = held, self._shares[0][0].vendor
             self._shares = None
+
+    @property
+    def vendor(self) -> str:
+        """The word of the vendor of the cards of a pod that is ``plain``."""
+        return self._vendor if self._shares is None else self._shares[0][0].vendor
 
     @property
     def shares(self) -> PodShares:
@@ -385,11 +410,19 @@ class State:
         return self._begun
 
     def _charge(self, bound: Bound) -> None:
-        self.bound[bound.pod.uid] = bound
+        uid = bound.pod.uid
+        self.bound[uid] = bound
+        held = bound.plain()
+        if held:
+            # Most pods of a large list: what follows would take three times as long.
+            self.ledger.hold(uid, held)
+            mem, core = sum(held[3::4]), sum(held[4::4])
+            self.quotas.count(uid, bound.pod.namespace, mem, core, bound.vendor)
+            bound.keep(held)
+            return
         shares = bound.shares
         charges = fold(shares, bound.kinds, initialised=bound.initialised)
         self._promise(bound.pod, bound.node, shares, charges)
-        bound.slim(self.ledger.held(bound.pod.uid))
 
     # --- promises --------------------------------------------------------
 

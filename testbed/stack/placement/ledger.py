@@ -114,7 +114,9 @@ class Ledger:
         self._cards: list[tuple[Card, ...]] = []
         self._models: dict[str, int] = {}
         self._vendors: dict[str, int] = {}
-        self._places: dict[str, tuple[tuple[int, int], ...]] = {}  # uuid -> (row, column)
+        #: (row, column) of each uuid, made when pods name cards: it needs as much memory as
+        #: the cards themselves.
+        self._places: dict[str, list[tuple[int, int]]] | None = None
         self._promises: dict[str, Held] = {}
         self._by_node: dict[str, list[str]] = {}  # few pods: a set needs ten times as much
         self._cordoned: dict[str, frozenset[str]] = {}
@@ -126,6 +128,7 @@ class Ledger:
         self._forgotten = 0  # how many changes there were before those
         #: Nodes with the same totals and number of cards are of one kind.
         self._kinds: dict[tuple[int, int, int, int], int] = {}
+        self._kind_parts: tuple[Floats, Numbers] = (np.zeros((3, 0)), np.zeros(0, np.int64))
         #: What ``outlook`` keeps with the ledger, by the identity of a request.
         self.outlooks: dict[int, Outlook] = {}
         #: And what ``reasons`` keeps.
@@ -245,7 +248,15 @@ class Ledger:
 
     def places_of(self, uuid: str) -> Iterable[tuple[int, int]]:
         """Return (row, column) of a card; more than one if nodes share a uuid."""
+        if self._places is None:
+            self._places = {}
+            for row, cards in enumerate(self._cards):
+                for column, card in enumerate(cards):
+                    self._places.setdefault(card.uuid, []).append((row, column))
         return self._places.get(uuid, ())
+
+    def _columns(self, row: int, uuid: str) -> list[int]:
+        return [column for column, card in enumerate(self._cards[row]) if card.uuid == uuid]
 
     def models(self) -> list[str]:
         """Return the model names; position i has id i in ``model``."""
@@ -299,22 +310,28 @@ class Ledger:
     def kinds(self) -> tuple[Floats, Numbers]:
         """Return of each kind of node 1 by its slots, memory and cores (three rows), and how
         many cards it has; ``kind`` says which row is of which."""
-        found: Numbers = np.array(list(self._kinds) or [(1, 1, 1, 1)], np.int64).T
-        return 1 / np.maximum(found[:3], 1), found[3]
+        if len(self._kind_parts[1]) != len(self._kinds):
+            found: Numbers = np.array(list(self._kinds), np.int64).T
+            self._kind_parts = (1 / np.maximum(found[:3], 1), found[3])
+        return self._kind_parts
 
     # --- promises --------------------------------------------------------
 
     def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
         """Charge a pod's shares to a node's cards, in place of what it held before."""
-        self.release(uid)
         flat: list[Any] = [node]
         for uuid, charge in charges.items():
             flat += (uuid, charge.slots, charge.mem_mib, charge.core_pct)
-        held = tuple(flat)
+        self.hold(uid, tuple(flat))
+
+    def hold(self, uid: str, held: Held) -> None:
+        """Do what ``promise`` does, for charges in the form in which they are kept."""
+        if uid in self._promises:
+            self.release(uid)
         self._promises[uid] = held
-        pods = self._by_node.get(node)
+        pods = self._by_node.get(held[0])
         if pods is None:
-            pods = self._by_node[node] = []
+            pods = self._by_node[held[0]] = []
         pods.append(uid)
         if self._books:
             self._book(held, +1)
@@ -349,11 +366,10 @@ class Ledger:
             if row_of is None:
                 continue
             for uuid, *amount in _charges(held):
-                for row, column in self._places.get(uuid, ()):
-                    if row == row_of:
-                        rows.append(row)
-                        columns.append(column)
-                        amounts.extend(amount)
+                for column in self._columns(row_of, uuid):
+                    rows.append(row_of)
+                    columns.append(column)
+                    amounts.extend(amount)
         taken = np.array(amounts, np.int64).reshape(-1, 3)
         where = (np.array(rows, np.int64), np.array(columns, np.int64))
         for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
@@ -500,13 +516,7 @@ class Ledger:
     def _clear_row(self, row: int) -> None:
         if not self._cards[row]:
             return  # nothing was ever written there, or it is cleared
-        for column, card in enumerate(self._cards[row]):
-            here = (row, column)
-            places = tuple(place for place in self._places[card.uuid] if place != here)
-            if places:
-                self._places[card.uuid] = places
-            else:
-                del self._places[card.uuid]
+        self._places = None
         self._cards[row] = ()
         self._links.pop(row, None)
         for name in self._GRIDS:
@@ -518,10 +528,7 @@ class Ledger:
         self.grade[row] = 0
 
     def _write_cards(self, row: int, cards: tuple[Card, ...], cordoned: frozenset[str]) -> None:
-        for column, card in enumerate(cards):
-            places = self._places.get(card.uuid, ())
-            if (row, column) not in places:
-                self._places[card.uuid] = (*places, (row, column))
+        self._places = None
         models, vendors = self._models, self._vendors
         here = (row, slice(0, len(cards)))  # a row at once: numpy's calls are what takes time
         self.slots_total[here] = [card.slots for card in cards]
@@ -569,12 +576,11 @@ class Ledger:
             return
         taken = [0, 0, 0]
         for uuid, slots, mem, core in _charges(held):
-            for place in self._places.get(uuid, ()):
-                if place[0] == row:
-                    self._take(place, sign * slots, sign * mem, sign * core)
-                    taken[0] += sign * slots
-                    taken[1] += sign * mem
-                    taken[2] += sign * core
+            for column in self._columns(row, uuid):
+                self._take((row, column), sign * slots, sign * mem, sign * core)
+                taken[0] += sign * slots
+                taken[1] += sign * mem
+                taken[2] += sign * core
         if any(taken):
             self._note(row)
             used, grade = self._used_at, 0.0

@@ -103,14 +103,14 @@ class Offer(Sequence[str]):
         if rest or count < _FEW or size < _WORD:
             return False
         # Names of a cluster differ in few places: eight bytes from there on are compared.
-        other = int.from_bytes(raw[first : first + size], "big")
-        differ = (int.from_bytes(quoted, "big") ^ other).bit_length()
+        name, differ = int.from_bytes(quoted, "big"), 0
+        for place in (first, first + (size + 1) * (count // 2)):
+            other = int.from_bytes(raw[place : place + size], "big")
+            differ = max(differ, (name ^ other).bit_length())
         at = min(size - (differ + 7) // 8, size - _WORD)
         words: _Words = np.ndarray((count,), "<u8", raw, first + at, (size + 1,))
-        found = np.flatnonzero(words == int.from_bytes(quoted[at : at + _WORD], "little"))
-        return any(
-            raw.startswith(quoted, first + (size + 1) * place) for place in found[:_FEW].tolist()
-        )
+        word = np.uint64(int.from_bytes(quoted[at : at + _WORD], "little"))
+        return raw.startswith(quoted, first + (size + 1) * int((words == word).argmax()))
 
     def rows(self, ledger: Ledger) -> Rows:
         """Return the row of each name, -1 where it has no cards.

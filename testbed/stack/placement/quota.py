@@ -70,18 +70,25 @@ class Quotas:
         self, uid: str, namespace: str, charges: Iterable[Charge], vendor: str = VENDOR_NVIDIA
     ) -> None:
         """Count a pod's shares, in place of what it counted before."""
-        self.release(uid)
         mem = core = 0
         for charge in charges:
             mem += charge.mem_mib
             core += charge.core_pct
+        self.count(uid, namespace, mem, core, vendor)
+
+    def count(self, uid: str, namespace: str, mem: int, core: int, vendor: str) -> None:
+        """Count MiB and percent of a pod, in place of what it counted before."""
+        if uid in self._pods:
+            self.release(uid)
         scope = (namespace, vendor)
         number = self._scopes.get(scope)
         if number is None:
             number = self._scopes[scope] = len(self._scope_of)
             self._scope_of.append(scope)
         self._pods[uid] = _packed(number, mem, core)
-        used = self._used.setdefault(scope, [0, 0])
+        used = self._used.get(scope)
+        if used is None:
+            used = self._used[scope] = [0, 0]
         used[0] += mem
         used[1] += core
 
