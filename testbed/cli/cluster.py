@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -185,6 +186,8 @@ def status_text(status: ClusterStatus) -> str:
         f"   Kubernetes {status.kubernetes or '-'}   {status.server}",
         columns(("NODE", "STATUS", "ADDRESS", "CARDS"), rows),
     ]
+    if status.certificates_until:
+        lines.append(certificates_text(status.certificates_until, dt.datetime.now(dt.UTC)))
     lines += [f"problem: {problem}" for problem in status.problems]
     lines += [f"note: {note}" for note in (*status.notes, *status.reach)]
     if status.state == "broken":
@@ -196,6 +199,26 @@ def status_text(status: ClusterStatus) -> str:
     elif status.kubeconfig:
         lines.append(f"testbed kubectl{_named(status.name)} get pods -A")
     return "\n".join(lines)
+
+
+def certificates_text(until: str, now: dt.datetime) -> str:
+    """Return how long the stack's certificates serve, and what to do where that is too short.
+
+    Args:
+        until: When the first of them ends, ISO 8601.
+        now: The time.
+    """
+    from testbed.stack.certificates.sets import RENEW_DAYS
+
+    end = dt.datetime.fromisoformat(until)
+    days = (end - now).days
+    if end <= now:
+        said = f"certificates ended on {end:%Y-%m-%d}: testbed deploy makes new ones"
+    elif days < RENEW_DAYS - 1:  # the daily look has had its chance
+        said = f"certificates end in {days} days, and were not renewed: testbed deploy does it"
+    else:
+        said = f"certificates until {end:%Y-%m-%d} ({days} days), renewed {RENEW_DAYS} days before"
+    return said
 
 
 def _others(name: str) -> str:

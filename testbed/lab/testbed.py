@@ -25,6 +25,7 @@ from testbed.lab.cluster.process.parts import Parts as ProcessParts
 from testbed.lab.cluster.protocol import Cluster, ClusterSpec, ClusterStatus, Progress
 from testbed.lab.deploy import StackImages, StackValues, deploy, render
 from testbed.lab.deploy.chosen import Chosen, kept
+from testbed.lab.deploy.rotation import certificates_end
 from testbed.lab.kube import Kube
 from testbed.lab.use import Use, using
 from testbed.native import artifacts
@@ -307,10 +308,18 @@ class Testbed:
         except TestbedError:  # what is deployed cannot be read, or it was taken down meanwhile
             return found
         if deployed:
-            return found
+            return dataclasses.replace(found, certificates_until=self.certificates_until())
         named = "" if self.name == DEFAULT_NAME else f" --name {self.name}"
         note = f"the sharing stack is not deployed, or not to the end: testbed deploy{named}"
         return dataclasses.replace(found, notes=(*found.notes, note))
+
+    def certificates_until(self) -> str:
+        """Return when the first of the stack's certificates ends; empty if it cannot be told."""
+        try:
+            end = certificates_end(self.kube, names.NAMESPACE)
+        except TestbedError:
+            return ""
+        return "" if end is None else f"{end:%Y-%m-%dT%H:%M:%SZ}"
 
     def down(self, progress: Progress) -> None:
         """Take everything down."""

@@ -72,6 +72,8 @@ class ClusterStatus:
     reach: tuple[str, ...] = ()
     #: Whether pods may run as other users than 0, and with an fsGroup.
     id_range: bool = True
+    #: When the first of the stack's certificates ends, ISO 8601 in UTC; empty without a stack.
+    certificates_until: str = ""
 
 
 class Progress(Protocol):

@@ -6,11 +6,14 @@ too, by the same rules.
 
 from __future__ import annotations
 
-from testbed.lab.deploy.common import WEBHOOK, cluster_name
+import datetime as dt
+
+from testbed.lab.deploy.common import WEBHOOK, Object, cluster_name
 from testbed.lab.deploy.values import StackValues
 from testbed.lab.deploy.webhook import registration
 from testbed.lab.kube import Kube
-from testbed.stack.certificates.handler import SECRETS, Found, wanted
+from testbed.stack.certificates import sets
+from testbed.stack.certificates.handler import SECRETS, Found, deployed, wanted
 from testbed.stack.certificates.sets import Certificates
 
 _API = "admissionregistration.k8s.io/v1"
@@ -27,13 +30,8 @@ def certificates_for(kube: Kube, values: StackValues, *, renew: bool = False) ->
         values: The deployment.
         renew: Make a fresh set in any case.
     """
-    secrets = {
-        name: secret
-        for name in SECRETS
-        if (secret := kube.find("v1", "Secret", name, values.namespace)) is not None
-    }
     hooks = kube.find(_API, _KIND, cluster_name(values, WEBHOOK))
-    found = Found(secrets=secrets, registration=hooks)
+    found = Found(secrets=_secrets(kube, values.namespace), registration=hooks)
     return wanted(values.namespace, found, hosts=values.webhook_hosts, renew=renew)
 
 
@@ -41,3 +39,20 @@ def believe_first(kube: Kube, values: StackValues, certificates: Certificates) -
     """Have the API server believe a new authority before any server shows its leaf."""
     if certificates.before and kube.find(_API, _KIND, cluster_name(values, WEBHOOK)) is not None:
         kube.apply([registration(values, certificates)])
+
+
+def certificates_end(kube: Kube, namespace: str) -> dt.datetime | None:
+    """Return when the first of a deployment's certificates ends; None without a usable set."""
+    found = deployed(Found(secrets=_secrets(kube, namespace)))
+    try:
+        return None if found is None else sets.ends(found)
+    except ValueError:
+        return None
+
+
+def _secrets(kube: Kube, namespace: str) -> dict[str, Object]:
+    return {
+        name: secret
+        for name in SECRETS
+        if (secret := kube.find("v1", "Secret", name, namespace)) is not None
+    }

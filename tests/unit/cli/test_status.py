@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
-from testbed.cli.cluster import status_text
+from testbed.cli.cluster import certificates_text, status_text
 from testbed.cli.main import app
 from testbed.lab import images
 from testbed.lab.cluster.protocol import ClusterStatus, NodeStatus
@@ -61,3 +64,25 @@ def test_one_that_is_broken_is_not():
 
 def test_one_that_is_not_there_is_brought_up():
     assert status_text(status("absent")) == "testbed x is not up   (testbed up --name x)"
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        (364, "certificates until 2026-12-01 (364 days), renewed 30 days before"),
+        (29, "certificates until 2026-12-01 (29 days), renewed"),
+        (28, "certificates end in 28 days, and were not renewed: testbed deploy"),
+        (0, "certificates end in 0 days"),
+        (-1, "certificates ended on 2026-12-01: testbed deploy makes new ones"),
+    ],
+)
+def test_the_certificates_remaining_life_is_told(days, words):
+    end = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
+    now = end - dt.timedelta(days=days, minutes=1)
+    assert certificates_text("2026-12-01T00:00:00Z", now).startswith(words)
+
+
+def test_a_testbed_without_a_stack_has_none_to_tell():
+    assert "certificates" not in status_text(status("up"))
+    told = dataclasses.replace(status("up"), certificates_until="2099-01-01T00:00:00Z")
+    assert "certificates until 2099-01-01" in status_text(told)

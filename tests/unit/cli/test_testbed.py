@@ -57,6 +57,9 @@ def world(monkeypatch):
         def info(self):
             return self.deployed
 
+        def certificates_until(self):
+            return "2027-11-30T00:00:00Z"
+
         def deploy(self, progress, *, prepared=None):
             self.deployments.append(prepared)
             self.deployed = self._info_of(self._values(prepared, self.choice), prepared)
@@ -81,6 +84,7 @@ def test_its_status_tells_where_the_stack_is_not(world):
     assert "not deployed" in note and "testbed deploy --name t" in note
     found.ensure(None, QUIET)
     assert found.status().notes == ()
+    assert found.status().certificates_until == "2027-11-30T00:00:00Z"
     assert world("absent").status() == world("absent").cluster.status()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed.lab.deploy import StackImages, StackValues, render
-from testbed.lab.deploy.rotation import believe_first, certificates_for
+from testbed.lab.deploy.rotation import believe_first, certificates_end, certificates_for
 from testbed.stack.certificates import sets as certs
 from testbed.stack.certificates.sets import Certificates, Leaf
 
@@ -107,3 +107,11 @@ def test_broken_ones_are_replaced(old: Certificates, broken: Leaf) -> None:
     found = certificates_for(server, VALUES)  # type: ignore[arg-type]
     assert certs.usable(found, VALUES.namespace)
     assert found.trusted == found.ca + old.ca
+
+
+def test_when_they_end(old: Certificates) -> None:
+    server = Server(old)
+    assert certificates_end(server, VALUES.namespace) == certs.ends(old)  # type: ignore[arg-type]
+    assert certificates_end(Server(), VALUES.namespace) is None  # type: ignore[arg-type]
+    server.objects["Secret", "vgpu-webhook-tls"]["data"]["ca.crt"] = ""
+    assert certificates_end(server, VALUES.namespace) is None  # type: ignore[arg-type]
