@@ -18,6 +18,9 @@ _KNOWN = {"id", "index", "count", "devmem", "devcore", "type", "numa", "mode", "
 _KNOWN |= {"devicevendor"}
 # A large cluster has tens of thousands of cards of few kinds: what is equal is kept once.
 _NO_MORE: Mapping[str, object] = {}
+_SAME: dict[int, int] = {}
+_KINDS = 256
+_NUMBERS = ("index", "count", "devmem", "devcore", "numa")
 
 
 def encode_register(cards: Iterable[Card]) -> str:
@@ -83,18 +86,24 @@ def _decode_entry(entry: object) -> Card:
     if not isinstance(entry, dict) or not isinstance(entry.get("id"), str) or not entry["id"]:
         raise CodecError("register annotation cannot be read", why=f"card {entry!r} has no id")
     try:
+        index, slots, mem_mib, core_pct, numa = numbers = [entry.get(key, 0) for key in _NUMBERS]
+        if not {int}.issuperset(map(type, numbers)):
+            for key in _NUMBERS:
+                _integer(entry, key)
         return Card(
             uuid=intern(entry["id"]),
-            index=_integer(entry, "index"),
-            slots=_integer(entry, "count"),
-            mem_mib=_integer(entry, "devmem"),
-            core_pct=_integer(entry, "devcore"),
+            index=index,
+            slots=slots,
+            mem_mib=_same(mem_mib),
+            core_pct=core_pct,
             model=intern(str(entry.get("type", ""))),
-            numa=_integer(entry, "numa"),
+            numa=numa,
             mode=intern(str(entry.get("mode", MODE_HAMI_CORE))),
             healthy=entry.get("health") is True,
             vendor=str(entry.get("devicevendor", VENDOR_NVIDIA)),
-            extra={k: v for k, v in entry.items() if k not in _KNOWN} or _NO_MORE,
+            extra=_NO_MORE
+            if _KNOWN.issuperset(entry)
+            else {k: v for k, v in entry.items() if k not in _KNOWN},
         )
     except (TypeError, ValueError) as error:
         raise CodecError(
@@ -102,11 +111,18 @@ def _decode_entry(entry: object) -> Card:
         ) from error
 
 
-def _integer(entry: dict[str, object], key: str) -> int:
+def _same(number: int) -> int:
+    """Return the one object that all cards with this number share."""
+    if len(_SAME) < _KINDS:
+        return _SAME.setdefault(number, number)
+    return _SAME.get(number, number)
+
+
+def _integer(entry: dict[str, object], key: str) -> None:
+    """Refuse a field that is no integer."""
     value = entry.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{key} is {value!r}, not an integer")
-    return value
 
 
 def _decode_text(item: str, position: int) -> Card:

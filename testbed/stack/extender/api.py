@@ -149,18 +149,29 @@ class Api:
             item: What an object is decoded to.
         """
         decoder = _page_decoder(item)
-        more = ""
-        while True:
-            query = {"limit": str(_PAGE)} | ({"continue": more} if more else {})
-            raw = await self._send("GET", path, query=query, seconds=30)
-            try:
-                page = decoder.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise AnswerLost(f"GET {path} cannot be read", why=str(error)) from error
-            take(page.items or [])
-            more = page.metadata.continue_ or ""
-            if not more:
-                return page.metadata.resourceVersion or ""
+        coming = asyncio.ensure_future(self._page(path, ""))
+        try:
+            while True:
+                raw = await coming
+                try:
+                    page = decoder.decode(raw)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise AnswerLost(f"GET {path} cannot be read", why=str(error)) from error
+                more = page.metadata.continue_ or ""
+                if more:
+                    # The server makes the next page while this one is taken.
+                    coming = asyncio.ensure_future(self._page(path, more))
+                    await asyncio.sleep(0)
+                del raw
+                take(page.items or [])
+                if not more:
+                    return page.metadata.resourceVersion or ""
+        finally:
+            coming.cancel()
+
+    async def _page(self, path: str, more: str) -> bytes:
+        query = {"limit": str(_PAGE)} | ({"continue": more} if more else {})
+        return await self._send("GET", path, query=query, seconds=30)
 
     async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a collection from a version on, until the server ends it."""

@@ -95,6 +95,7 @@ class Promise:
 #: A promise as it is kept: the node, then uuid, slots, MiB and percent of each card. A
 #: hundred thousand objects with maps would need three times the memory.
 Held = tuple[Any, ...]
+_CHARGE = 4
 
 
 def _charges(held: Held) -> Iterator[tuple[str, int, int, int]]:
@@ -361,15 +362,20 @@ class Ledger:
         self._renew()
         self._reset(slice(0, self.size))
         rows, columns, amounts = array("q"), array("q"), array("q")
-        for held in self._promises.values():
-            row_of = self._row.get(held[0])
-            if row_of is None:
+        for node, uids in self._by_node.items():
+            row = self._row.get(node)
+            if row is None:
                 continue
-            for uuid, *amount in _charges(held):
-                for column in self._columns(row_of, uuid):
-                    rows.append(row_of)
-                    columns.append(column)
-                    amounts.extend(amount)
+            where_is: dict[str, list[int]] = {}
+            for column, card in enumerate(self._cards[row]):
+                where_is.setdefault(card.uuid, []).append(column)
+            for uid in uids:
+                held = self._promises[uid]
+                for at in range(1, len(held), _CHARGE):
+                    for column in where_is.get(held[at], ()):
+                        rows.append(row)
+                        columns.append(column)
+                        amounts.extend(held[at + 1 : at + _CHARGE])
         taken = np.array(amounts, np.int64).reshape(-1, 3)
         where = (np.array(rows, np.int64), np.array(columns, np.int64))
         for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
