@@ -12,6 +12,7 @@ from testbed.cli.output import Format, emit, errors_as_exit_codes
 
 if TYPE_CHECKING:
     from testbed.lab.bench.shim import ShimBench
+    from testbed.lab.bench.shim_rows import Row
 
 _PATTERNS = ("lone-deep", "lone-sync", "pair-deep", "pair-sync")
 
@@ -153,6 +154,10 @@ def worst_ratio_of_control(bench: ShimBench) -> float | None:
     return min(ratios, key=lambda ratio: abs(ratio - RATIO), default=None)
 
 
+def _had(row: Row) -> str:
+    return f"only {row.demand_pct:.1f} % to be had" if row.ceiling else ""
+
+
 def table(bench: ShimBench) -> str:
     """Return the measurements for people."""
     from testbed.lab.report.table import columns
@@ -183,7 +188,7 @@ def table(bench: ShimBench) -> str:
                 _allowed(row.bound_pp, row.bound_above_pp, ceiling=row.ceiling),
                 f"{row.worst_1s_error_pp:+.2f}",
                 f"{row.bound_1s_pp:.1f}",
-                f"only {row.demand_pct:.1f} % to be had" if row.ceiling else "",
+                ", ".join(filter(None, (_had(row), row.note))),
             )
             for row in bench.rows
         ]  # fmt: skip

@@ -168,7 +168,7 @@ class ShimBench:
         found = [f"{name}: {a.added_ns:.0f} ns" for name, a in self.calls.items() if not a.ok]
         found += [
             f"{row.pattern} {row.kernel_us} µs at {row.limit_pct} %: {row.mean_error_pp:+.2f},"
-            f" worst second {row.worst_1s_error_pp:+.2f}"
+            f" worst second {row.worst_1s_error_pp:+.2f}" + (f" ({row.note})" if row.note else "")
             for row in self.rows
             if not row.ok
         ]

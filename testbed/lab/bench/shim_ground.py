@@ -133,6 +133,8 @@ class Ground:
             for _, tenant in tenants:
                 _write(tenant, "go\n")
             time.sleep(SETTLE_S[len(tenants)] if library else 0.5)
+            pids = [tenant.pid for _, tenant in tenants]
+            before = [_waited_ns(pid) for pid in pids]
             looks = [self._look()]
             for second in range(1, max(1, round(seconds)) + 1):
                 time.sleep(max(0.0, looks[0][0] / 1e9 + second - time.monotonic()))
@@ -141,7 +143,12 @@ class Ground:
                 if tenant.poll() is not None:
                     _, told = tenant.communicate(timeout=_ANSWER_S)
                     raise TestbedError("a tenant of the benchmark ended early", why=told.strip())
-            return shares_between(looks, [tenant.pid for _, tenant in tenants])
+            waited = [
+                after - start
+                for start, after in zip(before, map(_waited_ns, pids), strict=True)
+                if start is not None and after is not None
+            ]
+            return shares_between(looks, pids, waited if len(waited) == len(pids) else ())
 
     def step(self, before_pct: int, after_pct: int, *, change: bool) -> float | None:
         """Change the limit of a tenant that works; return after how long it holds, s.
@@ -254,6 +261,20 @@ def _tenant(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subp
             _, told = process.communicate(timeout=_ANSWER_S)
             raise TestbedError("a tenant of the benchmark did not start", why=told.strip()[-500:])
         yield process
+
+
+def _waited_ns(pid: int) -> int | None:
+    """Return how long the threads of a process have waited for a processor, ns.
+
+    Source: Documentation/scheduler/sched-stats.rst of Linux, /proc/<pid>/schedstat: time on a
+    processor, time on a run queue, slices. None where the kernel does not count it.
+    """
+    try:
+        files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+        counted = [int(file.read_text().split()[1]) for file in files]
+    except (OSError, ValueError, IndexError):
+        return None
+    return sum(counted) if counted else None
 
 
 def _line(process: subprocess.Popen[str]) -> str:

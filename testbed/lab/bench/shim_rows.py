@@ -25,6 +25,8 @@ BUSY_PCT = 93.0
 #: A change of a limit: until the share is the new one within some points, s, and in windows
 #: of which length that is looked at.
 STEP_S, STEP_POINTS, STEP_WINDOW_S = 2.0, 3.0, 0.5
+#: From how much of its time on a tenant that waited for a processor is told of.
+STARVED_PCT = 3.0
 #: Windows of a minute leave the length of a kernel out of account.
 _LONG_SECONDS = 60.0
 _MS10_US = 10_000
@@ -62,11 +64,14 @@ class Shares:
         mean: Over the whole time, by tenant.
         windows: Over each second of it, by tenant.
         seconds: The whole time.
+        starved: How much of it each tenant's threads waited for a processor; empty where the
+            kernel does not tell.
     """
 
     mean: tuple[float, ...]
     windows: tuple[tuple[float, ...], ...]
     seconds: float
+    starved: tuple[float, ...] = ()
 
     @property
     def busy(self) -> float:
@@ -99,6 +104,8 @@ class Row:
         bound_pp: What ``mean_error_pp`` may be at most, whichever way it is off.
         bound_above_pp: What it may be above.
         bound_1s_pp: What the worst second may be.
+        starved_pct: How much of the time it waited for a processor of the host: what it did
+            not launch meanwhile is not the library's doing. None where that is not known.
     """
 
     limit_pct: int
@@ -114,7 +121,15 @@ class Row:
     bound_pp: float
     bound_above_pp: float
     bound_1s_pp: float
+    starved_pct: float | None = None
     ok: bool
+
+    @property
+    def note(self) -> str:
+        """What else is to be said of it, empty: nothing."""
+        if self.starved_pct is None or self.starved_pct < STARVED_PCT:
+            return ""
+        return f"waited {self.starved_pct:.0f} % of the time for a processor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +255,7 @@ def judge(run: Run, number: int, got: Shares, *, demand_pct: float, clock: str) 
         bound_pp=round(allowed.below, 2),
         bound_above_pp=round(allowed.above, 2),
         bound_1s_pp=round(allowed.second, 2),
+        starved_pct=round(got.starved[number], 1) if got.starved else None,
         ok=held,
     )
 
@@ -325,12 +341,17 @@ def bare_runs(wanted: Sequence[Run]) -> Iterator[Run]:
     yield from seen
 
 
-def shares_between(looks: Sequence[tuple[int, Mapping[int, int]]], pids: Sequence[int]) -> Shares:
+def shares_between(
+    looks: Sequence[tuple[int, Mapping[int, int]]],
+    pids: Sequence[int],
+    waited_ns: Sequence[int] = (),
+) -> Shares:
     """Return shares from looks at the card's book.
 
     Args:
         looks: Time in ns and device time by pid in ns, one a second and one at the start.
         pids: The tenants.
+        waited_ns: How long each of them waited for a processor meanwhile; empty: not known.
     """
     first, last = looks[0], looks[-1]
 
@@ -343,4 +364,5 @@ def shares_between(looks: Sequence[tuple[int, Mapping[int, int]]], pids: Sequenc
         mean=tuple(percent(first, last, pid) for pid in pids),
         windows=tuple(tuple(percent(a, b, pid) for a, b in pairwise(looks)) for pid in pids),
         seconds=(last[0] - first[0]) / 1e9,
+        starved=tuple(waited / (last[0] - first[0]) * 100 for waited in waited_ns),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 
 from testbed.cli.bench_shim import document, table
 from testbed.errors import InputError
-from testbed.lab.bench import shim
+from testbed.lab.bench import shim, shim_ground
 from testbed.lab.bench.figures import Environment
 from testbed.lab.bench.shim_rows import (
     KERNELS_US,
@@ -243,6 +244,27 @@ def test_document() -> None:
     wanted = "limit_pct kernel_us pattern clock seconds demand_pct mean_error_pp bound_pp ok"
     assert set(wanted.split()) <= set(row)
     assert "other processes were busy" in table(bench())
+
+
+@pytest.mark.parametrize(
+    ("waited_ns", "told"), [((), None), ((100_000_000,), 1.0), ((4_000_000_000,), 40.0)]
+)
+def test_a_tenant_that_waited_for_a_processor(
+    waited_ns: tuple[int, ...], told: float | None
+) -> None:
+    looks = [(second * 10**9, {7: second * 2 * 10**8}) for second in range(11)]
+    got = shares_between(looks, [7], waited_ns)
+    row = judge(LONE, 0, got, demand_pct=100, clock="slices")
+    assert row.starved_pct == told and not row.ok
+    found = bench(row=row)
+    texts = (table(found), "".join(found.missed))
+    assert all(("waited 40 % of the time" in text) == (told == 40.0) for text in texts)
+
+
+def test_how_long_a_process_waited() -> None:
+    waited = shim_ground._waited_ns(os.getpid())
+    assert waited is None or waited >= 0
+    assert shim_ground._waited_ns(2**22 + 1) is None  # no pid is so high
 
 
 def test_options() -> None:
