@@ -140,8 +140,9 @@ def test_a_notebook_that_hangs_is_ended_at_the_deadline(case, tmp_path):
 def test_unknown_parameters_are_refused_before_anything_runs(case, tmp_path):
     notebook = write_notebook(tmp_path / "n.ipynb")
     case.path.write_text("pods: {a: {gpumem: 2048}}\nallocator: [native]\n")
-    with pytest.raises(InputError, match="allocator"):
+    with pytest.raises(InputError, match="allocator") as refused:
         check_case(case, notebook)
+    assert refused.value.what.startswith(f"{case.path}: ")  # one of many that are run together
     case.path.write_text("pods: {a: {gpumem: 2048}}\nceiling_pct: 120\n")
     with pytest.raises(InputError, match="ceiling_pct"):
         check_case(case, notebook)  # the question knows it, the notebook does not

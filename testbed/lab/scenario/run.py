@@ -89,7 +89,11 @@ def check_case(case: Case, notebook: Path) -> dict[str, Any]:
     """
     question = load_question(case.folder)
     values = load_parameters(case.path)
-    whole = plain(checked_parameters(question, values))
+    try:
+        whole = plain(checked_parameters(question, values))
+    except InputError as error:  # of which of perhaps many cases
+        what = f"{case.path}: {error.what}"
+        raise InputError(what, why=error.why, hint=error.hint) from error
     known = notebook_parameters(notebook)
     missing = sorted({*values, *RUNNER_PARAMETERS} - known)
     if missing:
