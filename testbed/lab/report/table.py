@@ -148,9 +148,9 @@ def checks_html(checks: Sequence[Check]) -> str:
 
 
 def record_text(record: Record) -> str:
-    """Return a record as its table, the control's result and the verdict."""
-    lines = [checks_text(record.checks), "", *_outcome(record)]
-    return "\n".join(lines)
+    """Return a record as its table, if it has checks, the control's result and the verdict."""
+    table = [checks_text(record.checks), ""] if record.checks else []
+    return "\n".join([*table, *_outcome(record)])
 
 
 def _outcome(record: Record) -> list[str]:

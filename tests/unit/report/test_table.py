@@ -64,3 +64,9 @@ def test_a_record_in_a_terminal_ends_with_control_verdict_and_reason() -> None:
         "verdict   ! error  co_location/a100-example",
         "reason    why",
     ]
+
+
+def test_a_record_without_checks_has_no_empty_table() -> None:
+    found = made_record(verdict="error", reason="why", checks=())
+    assert record_text(found).splitlines()[-1] == "reason    why"
+    assert "CHECK" not in record_text(found)
