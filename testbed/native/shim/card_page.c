@@ -13,10 +13,18 @@
 #define VGPU_PAGE_FOLDER "/usr/local/vgpu/pages"
 #endif
 
+#define FEW 8 /* entries are read in any case */
+
+static bool copy_all_in(const struct iovec *remote, const struct iovec *local, int count) {
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) bytes += local[i].iov_len;
+    return vgpu_sys(SYS_process_vm_readv, vgpu_getpid(), (long)local, count, (long)remote, count,
+                    0) == (long)bytes;
+}
+
 static bool copy_in(const void *from, void *to, size_t bytes) {
     struct iovec local = {to, bytes}, remote = {(void *)from, bytes};
-    return vgpu_sys(SYS_process_vm_readv, vgpu_getpid(), (long)&local, 1, (long)&remote, 1, 0) ==
-           (long)bytes;
+    return copy_all_in(&remote, &local, 1);
 }
 
 static bool copy_out(const void *from, void *to, size_t bytes) {
@@ -64,10 +72,16 @@ void vgpu_card_page_open(struct vgpu_card_page *page, const char *uuid) {
 
 bool vgpu_card_page_read(struct vgpu_card_page *page) {
     if (page->mapped == NULL) return false;
-    uint32_t count;
-    if (!copy_in(&page->mapped->tenant_count, &count, sizeof count)) return false;
+    /* As many as there were, in one call with their number. */
+    uint32_t count, known = page->count > FEW ? page->count : FEW;
+    struct vgpu_page_tenant *tenants = page->mapped->tenants;
+    struct iovec local[] = {{&count, sizeof count}, {page->tenants, known * sizeof *tenants}};
+    struct iovec remote[] = {{&page->mapped->tenant_count, sizeof count},
+                             {tenants, known * sizeof *tenants}};
+    if (!copy_all_in(remote, local, 2)) return false;
     if (count > VGPU_PAGE_TENANTS) count = VGPU_PAGE_TENANTS;
-    if (count > 0 && !copy_in(page->mapped->tenants, page->tenants, count * sizeof *page->tenants))
+    if (count > known && !copy_in(tenants + known, page->tenants + known,
+                                  (count - known) * sizeof *tenants))
         return false;
     page->count = count;
     return true;

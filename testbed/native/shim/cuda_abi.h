@@ -132,6 +132,28 @@ typedef struct {
     size_t width_bytes, height, depth;
 } CUDA_MEMCPY3D; /* v2 */
 
+typedef struct { /* one end of a copy of a batch of blocks */
+    int type; /* CU_MEMCPY_OPERAND_TYPE_… */
+    union {
+        struct {
+            CUdeviceptr ptr;
+            size_t row_elements, layer_rows;
+            CUmemLocation hint;
+        } pointer;
+        struct {
+            CUarray array;
+            size_t x, y, z;
+        } array;
+    };
+} CUmemcpy3DOperand;
+
+typedef struct {
+    CUmemcpy3DOperand from, to;
+    size_t width, height, depth; /* in elements: bytes where both ends are pointers */
+    int access_order;
+    unsigned int flags;
+} CUDA_MEMCPY3D_BATCH_OP;
+
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
@@ -150,6 +172,8 @@ enum {
     CU_MEMORYTYPE_DEVICE = 2,
     CU_MEMORYTYPE_ARRAY = 3,
     CU_MEMORYTYPE_UNIFIED = 4,
+    CU_MEMCPY_OPERAND_TYPE_POINTER = 1,
+    CU_MEMCPY_OPERAND_TYPE_ARRAY = 2,
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
     CU_POINTER_ATTRIBUTE_IS_MANAGED = 8,
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
@@ -170,6 +194,7 @@ _Static_assert(sizeof(CUmemAllocationProp) == 32, "allocation properties");
 _Static_assert(sizeof(CUmemPoolProps) == 88, "pool properties");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "copy of a plane");
 _Static_assert(sizeof(CUDA_MEMCPY3D) == 200, "copy of a block");
+_Static_assert(sizeof(CUDA_MEMCPY3D_BATCH_OP) == 112, "copy of a batch");
 _Static_assert(sizeof(CUlaunchConfig) == 56, "launch configuration");
 _Static_assert(sizeof(CUDA_LAUNCH_PARAMS) == 56, "launch parameters");
 _Static_assert(sizeof(CUDA_MEM_ALLOC_NODE_PARAMS) == 120, "memory node parameters");

@@ -5,6 +5,7 @@
 
 #define GATED(key, stream, per_thread, call)                                                       \
     do {                                                                                           \
+        if (VGPU_LIKELY(vgpu_throttle_passes())) return call;                                      \
         struct vgpu_throttle throttle;                                                             \
         vgpu_throttle_enter(&throttle, key, stream, per_thread);                                   \
         CUresult result = call;                                                                    \

@@ -17,7 +17,7 @@ static const char fill[] = "fill", copy[] = "copy", rows[] = "rows", array[] = "
 
 #define PASSING(kind, bytes, stream, per_thread, call)                                             \
     do {                                                                                           \
-        if ((bytes) < LARGE) return call;                                                          \
+        if ((bytes) < LARGE || vgpu_throttle_passes()) return call;                                                     \
         struct vgpu_throttle throttle;                                                             \
         vgpu_throttle_enter(&throttle, size_key(kind, bytes), stream, per_thread);                 \
         CUresult result = call;                                                                    \
@@ -165,3 +165,93 @@ SHAPED_ASYNC(cuMemcpy3DAsync_v2_ptsz, CUDA_MEMCPY3D, block_bytes, true)
     }
 ARRAYS(, false)
 ARRAYS(_ptds, true)
+
+/* Batches: one launch of all that lies on the device at both ends. */
+static size_t sum_of(size_t a, size_t b) {
+    size_t result;
+    return __builtin_add_overflow(a, b, &result) ? SIZE_MAX : result;
+}
+
+static size_t batch_bytes(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *bytes,
+                          size_t count) {
+    size_t all = 0, counted = 0;
+    if (to == NULL || from == NULL || bytes == NULL) return 0;
+    for (size_t i = 0; i < count; i++) all = sum_of(all, bytes[i]);
+    if (all < LARGE) return 0; /* no need to ask where each of them lies */
+    for (size_t i = 0; i < count; i++)
+        if (on_device(to[i]) && on_device(from[i])) counted = sum_of(counted, bytes[i]);
+    return counted;
+}
+
+/* Of an array the driver tells a texel's size by another call: this is the usual one, and decides
+ * only from where on a copy is large. */
+#define TEXEL 4
+
+static size_t operation_bytes(const CUDA_MEMCPY3D_BATCH_OP *op) {
+    bool arrays = op->from.type == CU_MEMCPY_OPERAND_TYPE_ARRAY ||
+                  op->to.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
+    return product(product(product(op->width, op->height), op->depth), arrays ? TEXEL : 1);
+}
+
+static bool operand_on_device(const CUmemcpy3DOperand *operand) {
+    return operand->type == CU_MEMCPY_OPERAND_TYPE_ARRAY ||
+           (operand->type == CU_MEMCPY_OPERAND_TYPE_POINTER && on_device(operand->pointer.ptr));
+}
+
+static size_t operations_bytes(const CUDA_MEMCPY3D_BATCH_OP *list, size_t count) {
+    size_t all = 0, counted = 0;
+    if (list == NULL) return 0;
+    for (size_t i = 0; i < count; i++) all = sum_of(all, operation_bytes(&list[i]));
+    if (all < LARGE) return 0;
+    for (size_t i = 0; i < count; i++)
+        if (operand_on_device(&list[i].from) && operand_on_device(&list[i].to))
+            counted = sum_of(counted, operation_bytes(&list[i]));
+    return counted;
+}
+
+#define BATCHES(suffix, per_thread)                                                                \
+    CUresult cuMemcpyBatchAsync##suffix(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes,         \
+                                        size_t count, void *attributes, size_t *indexes,           \
+                                        size_t attribute_count, size_t *failed,                    \
+                                        CUstream stream) {                                         \
+        size_t large = batch_bytes(to, from, bytes, count);                                        \
+        PASSING(copy, large, stream, per_thread,                                                   \
+                VGPU_CALL(cuMemcpyBatchAsync##suffix, to, from, bytes, count, attributes, indexes, \
+                          attribute_count, failed, stream));                                       \
+    }                                                                                              \
+    CUresult cuMemcpyBatchAsync_v2##suffix(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes,      \
+                                           size_t count, void *attributes, size_t *indexes,        \
+                                           size_t attribute_count, CUstream stream) {              \
+        size_t large = batch_bytes(to, from, bytes, count);                                        \
+        PASSING(copy, large, stream, per_thread,                                                   \
+                VGPU_CALL(cuMemcpyBatchAsync_v2##suffix, to, from, bytes, count, attributes,       \
+                          indexes, attribute_count, stream));                                      \
+    }                                                                                              \
+    CUresult cuMemcpy3DBatchAsync##suffix(size_t count, CUDA_MEMCPY3D_BATCH_OP *list,              \
+                                          size_t *failed, unsigned long long flags,                \
+                                          CUstream stream) {                                       \
+        size_t large = operations_bytes(list, count);                                              \
+        PASSING(rows, large, stream, per_thread,                                                   \
+                VGPU_CALL(cuMemcpy3DBatchAsync##suffix, count, list, failed, flags, stream));      \
+    }                                                                                              \
+    CUresult cuMemcpy3DBatchAsync_v2##suffix(size_t count, CUDA_MEMCPY3D_BATCH_OP *list,           \
+                                             unsigned long long flags, CUstream stream) {          \
+        size_t large = operations_bytes(list, count);                                              \
+        PASSING(rows, large, stream, per_thread,                                                   \
+                VGPU_CALL(cuMemcpy3DBatchAsync_v2##suffix, count, list, flags, stream));           \
+    }                                                                                              \
+    CUresult cuMemcpyWithAttributesAsync##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes,   \
+                                                 void *attributes, CUstream stream) {              \
+        size_t large = counted(to, from, bytes);                                                   \
+        PASSING(copy, large, stream, per_thread,                                                   \
+                VGPU_CALL(cuMemcpyWithAttributesAsync##suffix, to, from, bytes, attributes,        \
+                          stream));                                                                \
+    }                                                                                              \
+    CUresult cuMemcpy3DWithAttributesAsync##suffix(CUDA_MEMCPY3D_BATCH_OP *op,                     \
+                                                   unsigned long long flags, CUstream stream) {    \
+        size_t large = operations_bytes(op, 1);                                                    \
+        PASSING(rows, large, stream, per_thread,                                                   \
+                VGPU_CALL(cuMemcpy3DWithAttributesAsync##suffix, op, flags, stream));              \
+    }
+BATCHES(, false)
+BATCHES(_ptsz, true)

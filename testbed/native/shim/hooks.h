@@ -311,7 +311,37 @@
     HOOK(cuMemcpyDtoA_v2, cuMemcpyDtoA, 3020, LEGACY,                                              \
          (CUarray to, size_t offset, CUdeviceptr from, size_t bytes))                              \
     HOOK(cuMemcpyDtoA_v2_ptds, cuMemcpyDtoA, 7000, PER_THREAD,                                     \
-         (CUarray to, size_t offset, CUdeviceptr from, size_t bytes))
+         (CUarray to, size_t offset, CUdeviceptr from, size_t bytes))                              \
+    HOOK(cuMemcpyBatchAsync, cuMemcpyBatchAsync, 12080, LEGACY,                                    \
+         (CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,       \
+          size_t *indexes, size_t attribute_count, size_t *failed, CUstream stream))               \
+    HOOK(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000, LEGACY,                                 \
+         (CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,       \
+          size_t *indexes, size_t attribute_count, CUstream stream))                               \
+    HOOK(cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync, 12080, LEGACY,                                \
+         (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags,    \
+          CUstream stream))                                                                        \
+    HOOK(cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync, 13000, LEGACY,                             \
+         (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream))  \
+    HOOK(cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync, 13020, LEGACY,                  \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes, CUstream stream))      \
+    HOOK(cuMemcpy3DWithAttributesAsync, cuMemcpy3DWithAttributesAsync, 13020, LEGACY,              \
+         (CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream stream))                  \
+    HOOK(cuMemcpyBatchAsync_ptsz, cuMemcpyBatchAsync, 12080, PER_THREAD,                           \
+         (CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,       \
+          size_t *indexes, size_t attribute_count, size_t *failed, CUstream stream))               \
+    HOOK(cuMemcpyBatchAsync_v2_ptsz, cuMemcpyBatchAsync, 13000, PER_THREAD,                        \
+         (CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, void *attributes,       \
+          size_t *indexes, size_t attribute_count, CUstream stream))                               \
+    HOOK(cuMemcpy3DBatchAsync_ptsz, cuMemcpy3DBatchAsync, 12080, PER_THREAD,                       \
+         (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, size_t *failed, unsigned long long flags,    \
+          CUstream stream))                                                                        \
+    HOOK(cuMemcpy3DBatchAsync_v2_ptsz, cuMemcpy3DBatchAsync, 13000, PER_THREAD,                    \
+         (size_t count, CUDA_MEMCPY3D_BATCH_OP *list, unsigned long long flags, CUstream stream))  \
+    HOOK(cuMemcpyWithAttributesAsync_ptsz, cuMemcpyWithAttributesAsync, 13020, PER_THREAD,         \
+         (CUdeviceptr to, CUdeviceptr from, size_t bytes, void *attributes, CUstream stream))      \
+    HOOK(cuMemcpy3DWithAttributesAsync_ptsz, cuMemcpy3DWithAttributesAsync, 13020, PER_THREAD,     \
+         (CUDA_MEMCPY3D_BATCH_OP *op, unsigned long long flags, CUstream stream))
 
 #define VGPU_NVML_HOOKS(HOOK)                                                                      \
     HOOK(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t * memory))                    \

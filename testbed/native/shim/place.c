@@ -114,7 +114,9 @@ static void write_out(struct vgpu_place *place, int64_t now) {
 }
 
 void vgpu_place_flush(struct vgpu_place *place) {
-    if (atomic_load_explicit(&place->launches, memory_order_relaxed) == place->launches_seen) return;
+    if (atomic_load_explicit(&place->launches, memory_order_relaxed) ==
+        atomic_load_explicit(&place->launches_seen, memory_order_relaxed))
+        return;
     int free = 0;
     if (!atomic_compare_exchange_strong(&place->ticking.state, &free, 1)) return;
     place->launches_seen = atomic_load_explicit(&place->launches, memory_order_relaxed);
@@ -210,8 +212,10 @@ static void note_unmeasured(struct vgpu_place *place, bool measured, int64_t now
 static void tick(struct vgpu_place *place, int64_t now) {
     struct vgpu_extension *extension = vgpu_shared_extension();
     if (extension == NULL) return;
-    place->budget = (struct vgpu_budget){.ledger = &extension->ledgers[place->entry],
-                                         .paid_until = &extension->paid_until_ns[place->entry]};
+    struct vgpu_ledger *ledger = &extension->ledgers[place->entry];
+    if (place->budget.ledger != ledger) /* launches read it meanwhile */
+        place->budget = (struct vgpu_budget){
+            .ledger = ledger, .paid_until = &extension->paid_until_ns[place->entry]};
     write_out(place, now);
     bool slow = now >= place->next_slow;
     if (slow) {

@@ -44,7 +44,8 @@ struct vgpu_place {
     enum vgpu_wish wish; /* of whoever ticks, and what it has or will have in flight, ns */
     int64_t busy;
     int64_t next_slow, launched_at, began, fed_at;
-    uint64_t launches_seen, stamp;
+    _Atomic uint64_t launches_seen;
+    uint64_t stamp;
     struct written { /* what of the counters the region has */
         uint64_t launches, granted_ns, waited_ns[VGPU_WAIT_PRIORITY + 1];
     } written;

@@ -58,6 +58,11 @@ struct vgpu_lock {
     atomic_int state;
 };
 
+static inline int vgpu_try_lock(struct vgpu_lock *lock) {
+    int free = 0;
+    return atomic_compare_exchange_strong(&lock->state, &free, 1);
+}
+
 static inline void vgpu_lock(struct vgpu_lock *lock) {
     int seen = 0;
     if (atomic_compare_exchange_strong(&lock->state, &seen, 1)) return;

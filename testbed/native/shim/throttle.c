@@ -39,7 +39,7 @@ struct vgpu_engine { /* of one context */
 };
 
 static struct vgpu_engine *_Atomic engines[ENGINES];
-static atomic_int captures;
+atomic_int vgpu_captures;
 static struct vgpu_lock making; /* an engine */
 static _Atomic uint64_t callbacks[CALLBACKS]; /* threads that are inside of one */
 static atomic_int callback_count;
@@ -53,7 +53,7 @@ static uint64_t this_thread(void) { return (uint64_t)(uintptr_t)__builtin_thread
 /* Polling an event, of whichever thread, can spoil another thread's capture. */
 static int relax(void) {
     int mode = CAPTURE_RELAXED;
-    if (atomic_load_explicit(&captures, memory_order_relaxed) == 0 ||
+    if (atomic_load_explicit(&vgpu_captures, memory_order_relaxed) == 0 ||
         VGPU_CALL(cuThreadExchangeStreamCaptureMode, &mode) != CUDA_SUCCESS)
         return -1;
     return mode;
@@ -156,9 +156,19 @@ void vgpu_throttle_forget(void) {
     for (int i = 0; i < ENGINES; i++) atomic_store(&engines[i], NULL); /* lost to the child */
     for (int i = 0; i < CALLBACKS; i++) atomic_store(&callbacks[i], 0);
     atomic_store(&callback_count, 0);
-    atomic_store(&captures, 0);
+    atomic_store(&vgpu_captures, 0);
     atomic_store(&making.state, 0);
     vgpu_places_forget();
+}
+
+/* Where the process sees one device, launches need not ask for their context to find its place. */
+static void remember_only(struct vgpu_place *place) {
+    int devices = 0;
+    struct vgpu_state *state = vgpu_state_if_set();
+    if (state == NULL || place == NULL ||
+        VGPU_CALL(cuDeviceGetCount, &devices) != CUDA_SUCCESS || devices != 1)
+        return;
+    atomic_store_explicit(&state->only_place, place, memory_order_release);
 }
 
 /* Of a context that is current. A context's engine outlives it and serves a later one. */
@@ -167,6 +177,7 @@ static struct vgpu_engine *make_engine(CUcontext ctx) {
     if (VGPU_CALL(cuCtxGetDevice, &dev) != CUDA_SUCCESS) return NULL;
     struct vgpu_place *place = vgpu_place_of(vgpu_device_entry(dev), dev);
     struct vgpu_engine *made = NULL;
+    remember_only(place);
     vgpu_lock(&making);
     for (int i = 0; i < ENGINES && made == NULL; i++) {
         struct vgpu_engine *engine = atomic_load(&engines[i]);
@@ -268,23 +279,26 @@ static bool is_capturing(struct vgpu_stream_id stream) {
            status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-static void tick_if_due(struct vgpu_place *place, int64_t now) {
-    if (now >= atomic_load_explicit(&place->next_tick, memory_order_relaxed))
-        vgpu_place_tick(place, now);
+/* Returns the time: a tick may ask NVML, which takes a while. */
+static int64_t tick_if_due(struct vgpu_place *place, int64_t now) {
+    if (VGPU_LIKELY(now < atomic_load_explicit(&place->next_tick, memory_order_relaxed))) return now;
+    vgpu_place_tick(place, now);
+    return vgpu_clock();
 }
 
-/* Waits until the launch may go. The engine is locked before and after, never in between. */
-static void wait_for_turn(struct vgpu_engine *engine, uint64_t key) {
+/* Waits until the launch may go, from `now` on; returns when it may. The engine is locked before
+ * and after, never in between. */
+static int64_t wait_for_turn(struct vgpu_engine *engine, uint64_t key, int64_t now) {
     struct vgpu_place *place = engine->place;
     struct vgpu_waiting waiting = {.paying = false};
-    for (;;) {
-        int64_t now = vgpu_clock(), sleep = 0;
+    for (;; now = vgpu_clock()) {
+        int64_t sleep = 0;
         enum vgpu_reason reason = vgpu_gate(engine->meter, key, this_thread(),
                                             vgpu_place_regime(place), &waiting, now, &sleep);
-        publish(engine);
         atomic_store_explicit(&place->yielding, reason == VGPU_WAIT_PRIORITY,
                               memory_order_relaxed);
-        if (reason == VGPU_GO) return;
+        if (VGPU_LIKELY(reason == VGPU_GO)) return now; /* admitted and published at once */
+        publish(engine);
         const struct vgpu_turns *turns = &vgpu_place_regime(place)->turns;
         bool turning = turns->taking && (reason != VGPU_WAIT_BUDGET || turns->until > now);
         int64_t busy = vgpu_meter_busy(engine->meter, now);
@@ -306,23 +320,26 @@ static void wait_for_turn(struct vgpu_engine *engine, uint64_t key) {
         tick_if_due(place, after);
         bool measured = atomic_load_explicit(&place->measured, memory_order_relaxed);
         vgpu_lock(&engine->lock);
-        if (!measured) return; /* the limit was taken away */
+        if (!measured) return vgpu_clock(); /* the limit was taken away */
     }
 }
 
+/* `now`: a moment ago. */
 static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, uint64_t key,
-                           struct vgpu_stream_id stream) {
+                           struct vgpu_stream_id stream, int64_t now) {
     struct vgpu_place *place = engine->place;
-    vgpu_lock(&engine->lock);
+    if (!VGPU_LIKELY(vgpu_try_lock(&engine->lock))) {
+        vgpu_lock(&engine->lock);
+        now = vgpu_clock(); /* those who were in here meanwhile had later times */
+    }
     if (!has_meter(engine)) {
         vgpu_unlock(&engine->lock);
         return;
     }
     int64_t since = atomic_load_explicit(&place->unsettled_since, memory_order_relaxed);
     if (since != 0) vgpu_meter_begins(engine->meter, since);
-    if (!in_callback()) wait_for_turn(engine, key);
+    if (!in_callback()) now = wait_for_turn(engine, key, now);
     const struct vgpu_regime *regime = vgpu_place_regime(place);
-    int64_t now = vgpu_clock();
     vgpu_meter_admit(engine->meter, key, stream, regime, now, &t->admission);
     publish(engine);
     enum vgpu_wish wish;
@@ -342,17 +359,18 @@ void vgpu_throttle_enter(struct vgpu_throttle *t, uint64_t key, CUstream stream,
     if (engine == NULL) return;
     struct vgpu_place *place = engine->place;
     struct vgpu_stream_id id = stream_id(stream, per_thread);
-    if (atomic_load_explicit(&captures, memory_order_relaxed) != 0 && is_capturing(id)) return;
+    if (atomic_load_explicit(&vgpu_captures, memory_order_relaxed) != 0 && is_capturing(id)) return;
     atomic_fetch_add_explicit(&place->launches, 1, memory_order_relaxed);
+    int64_t now;
     if (!atomic_load_explicit(&place->measured, memory_order_acquire)) {
-        int64_t now = vgpu_clock_coarse();
+        now = vgpu_clock_coarse();
         if (now < atomic_load_explicit(&place->next_tick, memory_order_relaxed)) return;
-        vgpu_place_tick(place, vgpu_clock());
+        now = tick_if_due(place, vgpu_clock());
         if (!atomic_load_explicit(&place->measured, memory_order_acquire)) return;
     } else {
-        tick_if_due(place, vgpu_clock());
+        now = tick_if_due(place, vgpu_clock());
     }
-    measured_enter(t, engine, key, id);
+    measured_enter(t, engine, key, id, now);
 }
 
 void vgpu_throttle_leave(struct vgpu_throttle *t, CUresult result) {
@@ -407,7 +425,13 @@ void vgpu_throttle_syncing(struct vgpu_synchronization *s, CUcontext ctx, CUstre
 
 void vgpu_throttle_synced(struct vgpu_synchronization *s, CUresult result) {
     struct vgpu_engine *engine = s->engine;
-    if (engine == NULL || result != CUDA_SUCCESS) return;
+    if (result != CUDA_SUCCESS) return;
+    if (engine == NULL) { /* its launches passed without one */
+        struct vgpu_state *state = vgpu_state_if_set();
+        struct vgpu_place *place = state != NULL ? atomic_load(&state->only_place) : NULL;
+        if (place != NULL) vgpu_place_flush(place);
+        return;
+    }
     vgpu_lock(&engine->lock);
     if (engine->meter != NULL) {
         vgpu_meter_synced(engine->meter, s->whole ? NULL : &s->stream,
@@ -473,10 +497,10 @@ void vgpu_throttle_context_gone(CUcontext ctx) {
 
 void vgpu_throttle_capture(int change) {
     if (change > 0) {
-        atomic_fetch_add(&captures, 1);
+        atomic_fetch_add(&vgpu_captures, 1);
         return;
     }
-    int seen = atomic_load(&captures);
-    while (seen > 0 && !atomic_compare_exchange_weak(&captures, &seen, seen - 1)) {
+    int seen = atomic_load(&vgpu_captures);
+    while (seen > 0 && !atomic_compare_exchange_weak(&vgpu_captures, &seen, seen - 1)) {
     }
 }

@@ -9,8 +9,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "clock.h"
 #include "hooks.h"
 #include "meter.h"
+#include "place.h"
+#include "state.h"
 
 struct vgpu_engine;
 
@@ -26,6 +29,26 @@ struct vgpu_work {
     uint32_t grid[3], block[3], shared;
 };
 uint64_t vgpu_work_key(const struct vgpu_work *work);
+
+/* Captures under way in this process: what is launched into one is no launch. */
+extern VGPU_HIDDEN atomic_int vgpu_captures;
+
+/* Whether a launch has nothing to do here but to be counted, which has been done then: nothing is
+ * limited in this process, or nothing is measured on the one device that it sees and nothing is
+ * due. Which context is current need not be known for that. */
+static inline bool vgpu_throttle_passes(void) {
+    struct vgpu_state *state = vgpu_state_if_set();
+    if (!VGPU_LIKELY(state != NULL)) return false;
+    struct vgpu_place *place = atomic_load_explicit(&state->only_place, memory_order_acquire);
+    if (place == NULL)
+        return atomic_load_explicit(&state->standing, memory_order_relaxed) == VGPU_IDLE;
+    if (atomic_load_explicit(&place->measured, memory_order_acquire) ||
+        atomic_load_explicit(&vgpu_captures, memory_order_relaxed) != 0 ||
+        vgpu_clock_coarse() >= atomic_load_explicit(&place->next_tick, memory_order_relaxed))
+        return false;
+    atomic_fetch_add_explicit(&place->launches, 1, memory_order_relaxed);
+    return true;
+}
 
 void vgpu_throttle_enter(struct vgpu_throttle *throttle, uint64_t key, CUstream stream,
                          bool per_thread);

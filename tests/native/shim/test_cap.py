@@ -843,6 +843,36 @@ def test_copies_of_arrays_reach_the_driver(
         assert program(f"fake_calls({name!r})") == 1
 
 
+BATCHES = (
+    "cuMemcpyBatchAsync",
+    "cuMemcpyBatchAsync_v2",
+    "cuMemcpy3DBatchAsync",
+    "cuMemcpy3DBatchAsync_v2",
+    "cuMemcpyWithAttributesAsync",
+    "cuMemcpy3DWithAttributesAsync",
+)
+
+
+@pytest.mark.parametrize("name", [name + suffix for name in BATCHES for suffix in ("", "_ptsz")])
+def test_batches_of_copies_are_launches_and_reach_the_driver(
+    gibibyte: Container, name: str
+) -> None:
+    def launches() -> int:
+        assert program("cuda().cuCtxSynchronize()") == 0  # the count is written out
+        return gibibyte.view().processes[0].compute[0].launches
+
+    with gibibyte.start() as program:
+        program("context()")
+        program("a, b = alloc(4 * MIB)[1], alloc(4 * MIB)[1]")
+        for calls in (1, 2):
+            assert program(f"copy_batch({name!r}, a, b, 4 * MIB)") == 0
+            assert (program(f"fake_calls({name!r})"), launches()) == (calls, calls)
+        program("buffer = ctypes.create_string_buffer(4 * MIB)")
+        assert program(f"copy_batch({name!r}, a, ctypes.addressof(buffer), 4 * MIB)") == 1
+        assert program(f"copy_batch({name!r}, a, b, 512 * 1024)") == 1
+        assert (program(f"fake_calls({name!r})"), launches()) == (4, 2)  # host's, or small
+
+
 # --- devices --------------------------------------------------------------------------
 
 

@@ -430,3 +430,29 @@ def test_large_copies_of_any_shape_are_the_devices_work(emulated: Make, name: st
             assert program(f"copy_rows({name!r}, {ends}, {rows})") == 0
             after = box.container.view().processes[0].compute[0].launches
             assert after - before == counted, ends
+
+
+def test_a_batch_of_copies_is_the_devices_work_by_its_sum(emulated: Make) -> None:
+    box = emulated(GIB, cores=50)
+    with box.container.start() as program:
+        program("context()")
+        program("a, b = alloc(4 * MIB)[1], alloc(4 * MIB)[1]")
+        program("buffer = ctypes.create_string_buffer(4 * MIB); h = ctypes.addressof(buffer)")
+        program(
+            "def batch(*copies):\n"
+            "    kinds = (c_uint64, c_uint64, c_size_t)\n"
+            "    lists = [(k * len(copies))(*v) for k, v in zip(kinds, zip(*copies))]\n"
+            "    nothing = (None, None, c_size_t(0), None)\n"
+            "    return cuda().cuMemcpyBatchAsync_v2(*lists, c_size_t(len(copies)), *nothing)"
+        )
+        for copies, counted in (
+            ("(b, a, 2 * MIB)", 1),
+            ("(b, a, MIB // 2), (b + MIB, a + MIB, MIB // 2)", 1),
+            ("(b, a, MIB // 2), (b + MIB, a + MIB, MIB // 4)", 0),  # small
+            ("(b, h, 2 * MIB), (h, a, 2 * MIB)", 0),  # copy engines'
+            ("(b, h, 2 * MIB), (b + 2 * MIB, a, MIB // 2)", 0),
+        ):
+            before = box.container.view().processes[0].compute[0].launches
+            assert program(f"batch({copies})") == 0
+            after = box.container.view().processes[0].compute[0].launches
+            assert after - before == counted, copies

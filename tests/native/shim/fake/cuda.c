@@ -775,3 +775,72 @@ EXPORT int cuMemcpyDtoA_v2(ptr_t to, size_t at, ptr_t from, size_t bytes) {
     ENTER;
     return to == 1 && at == 2 && from == 3 && bytes == 4 * MIB ? 0 : 1;
 }
+
+/* --- batches of copies: right only with what the test gives behind the copies themselves ----- */
+
+#define A_STREAM ((void *)9)
+
+struct operand {
+    int type;
+    ptr_t pointer, rest[3];
+};
+struct operation {
+    struct operand from, to;
+    size_t width, height, depth;
+    int order;
+    unsigned int flags;
+};
+
+static int pair(ptr_t to, ptr_t from, size_t bytes) {
+    return item_of(to) != NULL && item_of(from) != NULL && to != from && bytes == 4 * MIB ? 0 : 1;
+}
+static int batch(const ptr_t *to, const ptr_t *from, const size_t *bytes, size_t count, void *attributes,
+                 size_t *indexes, size_t attribute_count, void *stream) {
+    if (count != 1 || attributes != (void *)5 || indexes != (void *)6 || attribute_count != 7 ||
+        stream != A_STREAM)
+        return 1;
+    return pair(to[0], from[0], bytes[0]);
+}
+static int operations(size_t count, const struct operation *list, unsigned long long flags,
+                      void *stream) {
+    if (count != 1 || flags != 7 || stream != A_STREAM) return 1;
+    return pair(list->to.pointer, list->from.pointer, list->width * list->height * list->depth);
+}
+
+#define BATCHES(suffix)                                                                            \
+    EXPORT int cuMemcpyBatchAsync##suffix(ptr_t *to, ptr_t *from, size_t *bytes, size_t count,     \
+                                          void *attributes, size_t *indexes, size_t many,          \
+                                          size_t *failed, void *stream) {                          \
+        ENTER;                                                                                     \
+        return failed == (void *)8                                                                 \
+                   ? batch(to, from, bytes, count, attributes, indexes, many, stream)              \
+                   : 1;                                                                            \
+    }                                                                                              \
+    EXPORT int cuMemcpyBatchAsync_v2##suffix(ptr_t *to, ptr_t *from, size_t *bytes, size_t count,  \
+                                             void *attributes, size_t *indexes, size_t many,       \
+                                             void *stream) {                                       \
+        ENTER;                                                                                     \
+        return batch(to, from, bytes, count, attributes, indexes, many, stream);                   \
+    }                                                                                              \
+    EXPORT int cuMemcpy3DBatchAsync##suffix(size_t count, struct operation *list, size_t *failed,  \
+                                            unsigned long long flags, void *stream) {              \
+        ENTER;                                                                                     \
+        return failed == (void *)8 ? operations(count, list, flags, stream) : 1;                   \
+    }                                                                                              \
+    EXPORT int cuMemcpy3DBatchAsync_v2##suffix(size_t count, struct operation *list,               \
+                                               unsigned long long flags, void *stream) {           \
+        ENTER;                                                                                     \
+        return operations(count, list, flags, stream);                                             \
+    }                                                                                              \
+    EXPORT int cuMemcpyWithAttributesAsync##suffix(ptr_t to, ptr_t from, size_t bytes,             \
+                                                   void *attributes, void *stream) {               \
+        ENTER;                                                                                     \
+        return attributes == (void *)5 && stream == A_STREAM ? pair(to, from, bytes) : 1;          \
+    }                                                                                              \
+    EXPORT int cuMemcpy3DWithAttributesAsync##suffix(struct operation *op,                         \
+                                                     unsigned long long flags, void *stream) {     \
+        ENTER;                                                                                     \
+        return operations(1, op, flags, stream);                                                   \
+    }
+BATCHES()
+BATCHES(_ptsz)
