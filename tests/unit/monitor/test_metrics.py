@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -241,7 +242,7 @@ def test_a_region_that_allows_more_than_was_promised(
     written: dict[str, int], promised: dict[str, int], reason: list[str]
 ) -> None:
     region = replace(REGION, devices=(replace(REGION.devices[0], **written),))
-    share = replace(POD.shares["x"][0], **promised)
+    share = msgspec.structs.replace(POD.shares["x"][0], **promised)
     pod = replace(POD, shares={"x": (share,)})
     assert reasons(regions={("u", "x"): region}, pods=[pod]) == reason
 
