@@ -226,6 +226,38 @@ def test_another_kubelet_is_registered_with_and_may_ask_again(
     assert second == first
 
 
+def test_n7_a_restarted_plugin_tells_the_same_and_loses_no_turn(
+    tmp_path: Path,
+    api: Any,
+    start_kubelet: Any,
+    bound_pod: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("testbed.stack.plugin.server.HEALTH_S", 0.0)
+    kubelet = start_kubelet()
+    told = []
+    for number in (1, 2):
+        running = Running(tmp_path, api)
+        try:
+            kubelet.wait(lambda wanted=number: len(kubelet.registered) == wanted, "registered")
+            eventually(lambda it=running: it.healthz()[0] == 200, "ready")  # type: ignore[misc]
+            kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+            register = api.nodes["n1"]["metadata"]["annotations"][names.NODE_REGISTER]
+            told.append((sorted(kubelet.devices), register))
+            if number == 1:
+                # Its turn begins with this plugin, and is taken by the next one.
+                pod = api.put(bound_pod("a", f"{GPU},NVIDIA,1024,10:;"))
+            else:
+                (answer,) = kubelet.admit("ns", "a", ("main", 1))
+                assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1024m"
+        finally:
+            running.close()
+        kubelet.wait(lambda: not kubelet.devices, "it sees that the plugin is gone")
+        phase = api.annotation(pod["metadata"]["uid"], names.POD_BIND_PHASE)
+        assert phase == (names.PHASE_ALLOCATING if number == 1 else names.PHASE_SUCCESS)
+    assert told[0] == told[1]
+
+
 def test_socket_that_was_taken_away_is_made_anew(
     plugin: Running, start_kubelet: Any, tmp_path: Path
 ) -> None:

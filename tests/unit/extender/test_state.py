@@ -184,6 +184,34 @@ def test_reservation_ends_60_s_after_the_pod_is_back_in_the_queue(world):
     assert world.used()[0].slots == 0
 
 
+def test_l13_a_prebind_that_fails_after_the_reservation_frees_it(world):
+    """Bind is never called then: the scheduler puts the pod back, and asks anew or not."""
+    world.node(mem=1000)
+    first, second = world.pod("first"), world.pod("second")
+    assert world.filter(first).NodeNames == ["n1"]
+    assert world.filter(second).FailedNodes  # the only place is reserved: the control
+    world.state.pod_changed(unschedulable(first))
+    # Its next attempt takes the place of the reservation, not another place.
+    assert world.filter(first).NodeNames == ["n1"]
+    assert (world.used()[0].slots, len(world.state.reservations)) == (1, 1)
+    # Without a next attempt it ends by its time, and another pod gets the place.
+    world.state.pod_changed(unschedulable(first))
+    world.clock.now += 60
+    assert len(world.state.drop_expired()) == 1
+    assert (world.used()[0].slots, len(world.state.reservations)) == (0, 0)
+    assert world.filter(second).NodeNames == ["n1"]
+
+
+def test_l13_a_pod_that_is_deleted_after_a_failed_prebind_frees_it_at_once(world):
+    world.node(mem=1000)
+    first = world.pod("first")
+    world.filter(first)
+    world.state.pod_changed(unschedulable(first))
+    world.state.pod_gone(first["metadata"]["uid"])
+    assert (world.used()[0].slots, len(world.state.reservations)) == (0, 0)
+    assert world.filter(world.pod("second")).NodeNames == ["n1"]
+
+
 def test_no_reservation_lasts_longer_than_15_minutes(world):
     world.node()
     world.filter(world.pod())

@@ -79,7 +79,7 @@ class Bench:
         }
         self.prepared: list[ContainerAnswer] = []
         self.config = DeviceConfig()
-        self.fail: Exception | None = None
+        self.fail: BaseException | None = None
         self.allocator = Allocator(
             api=self.api,
             view=lambda: self.view,
@@ -128,6 +128,32 @@ def test_a_new_kubelet_may_ask_again() -> None:
     (again,) = bench.allocator.allocate([1])
     assert again == first
     assert len(bench.api.patches) == 1, "nothing is popped twice"
+
+
+def test_n7_a_restarted_plugin_serves_the_turn_that_was_under_way_and_pops_it_once() -> None:
+    api = Bench(raw("a")).api  # the API server outlasts the plugins
+
+    def started(*, has_its_devices: bool) -> Bench:
+        bench = Bench(raw("a"))
+        bench.api.pods = api.pods
+        bench.view = {("ns", "a"): {"main": has_its_devices}}
+        return bench
+
+    killed = started(has_its_devices=False)
+    killed.fail = KeyboardInterrupt()  # before anything was written
+    with pytest.raises(KeyboardInterrupt):
+        killed.allocator.allocate([1])
+    assert api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_ALLOCATING
+    second = started(has_its_devices=False)
+    (answer,) = second.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "30720m"
+    assert api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+    # One that was ended after it had written: kubelet has no answer and asks again.
+    third = started(has_its_devices=False)
+    assert third.allocator.allocate([1]) == (answer,)
+    assert third.api.patches == []
+    with pytest.raises(Refused):
+        started(has_its_devices=True).allocator.allocate([1])
 
 
 def test_refusal_of_the_certain_asker_gives_its_turn_back() -> None:
