@@ -264,7 +264,8 @@ def making(material):
     def make(name, uid=0, **options):
         home = Path(tempfile.mkdtemp(prefix="process-e2e-home-"))  # mode 0700
         os.chown(home, uid, uid)
-        made.append(Lab(name, uid, home, material, **options))
+        # Of this session: by its name a testbed has its ids, and another has others.
+        made.append(Lab(f"{name}{os.getpid()}", uid, home, material, **options))
         return made[-1]
 
     try:
@@ -343,7 +344,7 @@ def test_up_a_pod_and_down_leave_nothing(lab, uid):
     assert status["state"] == "up" and status["problems"] == []
     assert status["id_range"] is (uid == 0)
     assert [each["ready"] for each in status["nodes"]] == [True]
-    assert status["nodes"][0]["cards"] == ["GPU-one-node-1-0"]
+    assert status["nodes"][0]["cards"] == [f"GPU-{one.name}-node-1-0"]
     assert stat.S_IMODE((one.state / "kubeconfig").stat().st_mode) == 0o600
     assert machine(one)["sysctls"] == before["sysctls"]
 
@@ -630,10 +631,10 @@ def test_logs_are_collected_without_secrets(shared, tmp_path, monkeypatch):
     shared.wait("pod/talks")
     until(lambda: "eyJ" in shared.kubectl("logs", "talks"))
     monkeypatch.setenv("XDG_STATE_HOME", str(shared.home / "state"))
-    ProcessCluster("shared").collect_logs(tmp_path)
+    ProcessCluster(shared.name).collect_logs(tmp_path)
     shared.kubectl("delete", "pod", "talks")
     names = {path.name for path in tmp_path.rglob("*")}
-    assert {"kube-apiserver.log", "shared-node-1-kubelet.log", "launch.log"} <= names
+    assert {"kube-apiserver.log", f"{shared.name}-node-1-kubelet.log", "launch.log"} <= names
     text = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "a line of the pod" in text
     assert "PRIVATE KEY" not in text and "eyJ" not in text
