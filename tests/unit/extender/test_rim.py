@@ -27,7 +27,7 @@ from testbed.stack.extender.server import common_names, observer_app, scheduler_
 from testbed.stack.extender.state import State
 from testbed.stack.model import PodKey
 from testbed.stack.reload import Reloading
-from testbed.stack.tls import server_context
+from testbed.stack.tls import expiry_lines, server_context
 
 TestClient.__test__ = TestServer.__test__ = False
 
@@ -401,7 +401,8 @@ def test_metrics_come_in_pieces_and_whole(monkeypatch):
 
     kind, text = asyncio.run(scene())
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
-    assert text == exposition(state, state.times, None)
+    certificates = "".join(f"{line}\n" for line in expiry_lines("extender", {}))
+    assert text == certificates + exposition(state, state.times, None)
     assert len(text.splitlines()) > 9
 
 
