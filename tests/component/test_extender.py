@@ -370,6 +370,13 @@ def test_l11_forty_pods_of_one_node_are_bound_one_after_the_other(
     # In how much time is the benchmark's affair (`testbed bench schedule`).
     tools.wait_for(lambda: len(bound(api_server.pods(namespace))) == 40, 120, "all are bound")
     assert stack.cards(node)[0]["slots"]["used"] == 40
+    # The scheduler's binds wait side by side on connections of HTTP/2, not on one each.
+    (line,) = [
+        line
+        for line in stack.observe_text("/metrics").splitlines()
+        if line.startswith('vgpu_extender_connections_total{protocol="h2"}')
+    ]
+    assert 1 <= int(line.split()[1]) < 40
 
 
 def test_memory_of_a_card_is_never_promised_twice(
