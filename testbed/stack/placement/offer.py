@@ -215,7 +215,11 @@ class Index:
         )
         lengths = ends - begins
         words = []
+        shortest = int(lengths.min())
         for number in range(count):
+            if shortest >= (number + 1) * _WORD:
+                words.append(at_byte[begins + number * _WORD])
+                continue
             rest = np.minimum(lengths - number * _WORD, _WORD)
             np.maximum(rest, 0, out=rest)
             # A name that ended before is read where it began, and masked away.

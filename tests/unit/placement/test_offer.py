@@ -55,6 +55,16 @@ def test_rows_are_those_of_the_dictionary(seed, monkeypatch):
     assert len(offer) == len(offered)
 
 
+@pytest.mark.parametrize("length", [7, 8, 9, 16, 17, 24])
+def test_rows_of_names_of_one_length(length, monkeypatch):
+    monkeypatch.setattr(Ledger, "rows_of", lambda *_: pytest.fail("names were looked up"))
+    names = [f"{i:0{length}d}" for i in range(400)]
+    ledger = ledger_of([*names[:300], "x" * 30])
+    offered = random.Random(1).sample(names, 400)
+    expected = [-1 if (row := ledger.row_of(name)) is None else row for name in offered]
+    assert offer_of(offered).rows(ledger).tolist() == expected
+
+
 def test_offered_rows():
     names = [f"node-{i:04d}" for i in range(300)]
     ledger = ledger_of(names[:200])
