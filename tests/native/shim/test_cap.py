@@ -873,6 +873,45 @@ def test_batches_of_copies_are_launches_and_reach_the_driver(
         assert (program(f"fake_calls({name!r})"), launches()) == (4, 2)  # host's, or small
 
 
+_COPIES = """
+import threading
+codes = []
+def work(ctx):
+    cuda().cuCtxSetCurrent(ctx)
+    a, b = alloc(4 * MIB)[1], alloc(4 * MIB)[1]
+    for _ in range({times}):
+        codes.append(copy_batch("cuMemcpyBatchAsync_v2", a, b, 4 * MIB))
+threads = [threading.Thread(target=work, args=(ctx,)) for ctx in {contexts}]
+[t.start() for t in threads]; [t.join() for t in threads]
+cuda().cuCtxSynchronize()
+answer = [len(codes), codes.count(0)]
+"""
+_CONTEXT = "{0} = c_void_p(); answer = cuda().cuCtxCreate_v2(byref({0}), 0, {1})"
+
+
+def test_launches_that_nothing_holds_are_counted_all(container: Make) -> None:
+    """Of several threads, and of contexts that had none before; on the one device there is."""
+    box = container(2 * GIB)
+    with box.start() as program:
+        assert program(_CONTEXT.format("first", 0)) == 0
+        assert program(_COPIES.format(times=100, contexts="[first, first, first]")) == [300, 300]
+        assert box.view().processes[0].compute[0].launches == 300
+        assert program(_CONTEXT.format("second", 0)) == 0
+        assert program(_COPIES.format(times=100, contexts="[second, second]")) == [200, 200]
+        assert box.view().processes[0].compute[0].launches == 500
+
+
+def test_launches_count_on_the_device_of_their_context(container: Make) -> None:
+    box = container(2 * GIB, 2 * GIB)
+    with box.start() as program:
+        assert program(_CONTEXT.format("first", 0)) == 0
+        assert program(_COPIES.format(times=30, contexts="[first]")) == [30, 30]
+        assert program(_CONTEXT.format("second", 1)) == 0
+        assert program(_COPIES.format(times=20, contexts="[second]")) == [20, 20]
+        compute = box.view().processes[0].compute
+        assert (compute[0].launches, compute[1].launches) == (30, 20)
+
+
 # --- devices --------------------------------------------------------------------------
 
 
