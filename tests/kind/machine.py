@@ -28,6 +28,8 @@ _PROGRAMS = frozenset(
         *("netavark", "aardvark-dns", "kubelet", "kubeadm", "kube-apiserver", "etcd"),
     ]
 )
+#: Before an engine's token, which its processes name.
+_SOCKETS = "vgpu-testbed-"
 _FOLDERS = ("/run", "/var/lib", "/var/run", "/mnt", "/opt", "/etc", "/usr/lib", "/var/log")
 Listing = dict[str, list[str]]
 
@@ -44,7 +46,7 @@ def listing(folders: list[Path]) -> Listing:
         "iptables": [line for line in _said("iptables-save") if not line.startswith("#")],
         "modules": sorted(line.split()[0] for line in _text("/proc/modules").splitlines()),
         "etc": _etc(),
-        "names": sorted(str(path) for top in _FOLDERS for path in _below(Path(top))),
+        "names": sorted(str(path) for top in _FOLDERS for path in _names(Path(top))),
         "groups": _groups(),
         "processes": _processes(folders),
         "files": sorted(str(path) for top in folders for path in top.rglob("*")),
@@ -102,6 +104,22 @@ def _below(top: Path) -> list[Path]:
         return sorted(top.iterdir())
     except OSError:
         return []
+
+
+def _names(top: Path) -> list[Path]:
+    """Return what is in a folder, but for sockets of testbeds that are at work."""
+    sockets = {path for path in _below(top) if path.name.startswith(_SOCKETS)}
+    at_work = " ".join(_command_lines()) if sockets else ""
+    return [
+        path
+        for path in _below(top)
+        if path not in sockets or path.name.removeprefix(_SOCKETS) not in at_work
+    ]
+
+
+def _command_lines() -> list[str]:
+    processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [_text(path / "cmdline") for path in processes]
 
 
 def _groups() -> list[str]:

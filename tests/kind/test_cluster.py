@@ -414,6 +414,7 @@ ip link add d0 type veth peer name d1
 nft add table ip left
 mount -t tmpfs tmpfs /mnt
 touch /etc/left
+mkdir "/mnt/vgpu-testbed-$4" "/mnt/vgpu-testbed-$4$4"
 group=$(ls -d /sys/fs/cgroup/memory /sys/fs/cgroup 2>/dev/null | head -1)/vgpu-testbed-left-$$
 mkdir "$group"
 mkfifo "$folder/../never"
@@ -421,12 +422,14 @@ bash -c 'read -r line' "$folder" <>"$folder/../never" &
 trap "kill $!; rmdir $group" EXIT
 "$python" "$machine" "$folder" >"$folder/../after.json"
 """
-    folder = tmp_path / "folder"
+    folder, token = tmp_path / "folder", f"token{os.getpid()}"
     folder.mkdir()
     subprocess.run(
         [
             *("unshare", "--mount", "--net", "bash", "-c", changes),
-            *("bash", sys.executable, str(MACHINE), str(folder)),
+            # The last word stands for the token of an engine that is at work, which has
+            # processes that name it; twice the word is named by none.
+            *("bash", sys.executable, str(MACHINE), str(folder), token),
         ],
         check=True,
         timeout=120,
@@ -435,5 +438,7 @@ trap "kill $!; rmdir $group" EXIT
         json.loads((tmp_path / f"{each}.json").read_text()) for each in ("before", "after")
     )
     told = difference(before, after)
+    names = [line for line in told if line.startswith("names: came /mnt/")]
+    assert names == [f"names: came /mnt/vgpu-testbed-{token}{token}"]
     for what in ("sysctls", "links", "nft", "mounts", "etc", "groups", "processes"):
         assert any(line.startswith(f"{what}: came") for line in told), (what, told)
