@@ -25,6 +25,8 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+#: Characters of a cell in a terminal; the record and the page have all of it.
+_WIDEST = 44
 CHECK_HEADER = ("CHECK", "POD", "VARIANT", "ASKED", "WORKLOAD", "CARD", "VERDICT", "REASON")
 
 
@@ -44,8 +46,17 @@ def check_row(check: Check) -> tuple[str, ...]:
 
 
 def checks_text(checks: Sequence[Check]) -> str:
-    """Return the table of checks."""
-    return columns(CHECK_HEADER, [check_row(check) for check in checks])
+    """Return the table of checks; what held is told in short, for a terminal's width."""
+    rows = [
+        tuple(map(_clipped, row)) if check.verdict == "pass" else row
+        for check in checks
+        for row in [check_row(check)]
+    ]
+    return columns(CHECK_HEADER, rows)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1].rstrip()}…"
 
 
 def matrix(

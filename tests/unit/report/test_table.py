@@ -70,3 +70,12 @@ def test_a_record_without_checks_has_no_empty_table() -> None:
     found = made_record(verdict="error", reason="why", checks=())
     assert record_text(found).splitlines()[-1] == "reason    why"
     assert "CHECK" not in record_text(found)
+
+
+def test_a_terminal_is_told_in_short_what_held_and_in_full_what_did_not() -> None:
+    long = "refused: " + "because " * 20
+    held, failed = (
+        record_text(made_record(checks=(Check(name="refused", verdict=verdict, workload=long),)))
+        for verdict in ("pass", "fail")
+    )
+    assert long not in held and "because b…" in held and long.rstrip() in failed
