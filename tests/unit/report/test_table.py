@@ -78,4 +78,4 @@ def test_a_terminal_is_told_in_short_what_held_and_in_full_what_did_not() -> Non
         record_text(made_record(checks=(Check(name="refused", verdict=verdict, workload=long),)))
         for verdict in ("pass", "fail")
     )
-    assert long not in held and "because b…" in held and long.rstrip() in failed
+    assert long not in held and "because be…" in held and long.rstrip() in failed
