@@ -393,18 +393,60 @@ def test_who_reads_no_answers_is_read_no_more():
     assert peer.pipe.reading
 
 
-@pytest.mark.parametrize("spoken", ["h2", "http/1.1", ""])
-def test_tls_agrees_on_the_protocol(tmp_path, spoken):
-    """The scheduler's certificate gets an answer over both; the metrics tell them apart."""
+@pytest.fixture
+def contexts(tmp_path):
+    """The port's TLS context and the scheduler's."""
     found = make("test")
     files = {"ca": found.ca, "crt": found.extender.cert, "key": found.extender.key,
              "client": found.scheduler.cert + found.scheduler.key}  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     protocols = ("h2", "http/1.1")
-    tls = server_context(tmp_path / "crt", tmp_path / "key", tmp_path / "ca", protocols)
+    serving = server_context(tmp_path / "crt", tmp_path / "key", tmp_path / "ca", protocols)
     calling = ssl.create_default_context(cafile=str(tmp_path / "ca"))
     calling.load_cert_chain(tmp_path / "client")
+    return serving, calling
+
+
+def test_a_stop_answers_the_bind_that_is_under_way(contexts):
+    tls, calling = contexts
+    calling.set_alpn_protocols(["h2"])
+
+    async def run():
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def bind(args):
+            begun.set()
+            await go.wait()
+            return f"bound {args.podname}"
+
+        app = scheduler_app(
+            State(DeviceConfig()), SimpleNamespace(bind=bind), lambda *_: True, [SCHEDULER_CN]
+        )
+        runner = await serve(app, "127.0.0.1", 0, tls)
+        try:
+            port = runner.addresses[0][1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=calling)
+            args = {"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "x"}
+            body = json.dumps(args).encode()
+            writer.write(PREFACE + frame(Frame.SETTINGS, 0, 0) + request(1, body, b"/bind"))
+            await asyncio.wait_for(begun.wait(), 60)
+            asyncio.get_running_loop().call_soon(go.set)
+        finally:
+            await runner.cleanup()
+        raw = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return raw
+
+    raw = asyncio.run(run())
+    answered, leaves = raw.find(b"bound p"), raw.find(frame(Frame.GOAWAY, 0, 0, bytes(8))[:9])
+    assert 0 < answered < leaves
+
+
+@pytest.mark.parametrize("spoken", ["h2", "http/1.1", ""])
+def test_tls_agrees_on_the_protocol(contexts, spoken):
+    """The scheduler's certificate gets an answer over both; the metrics tell them apart."""
+    tls, calling = contexts
     if spoken:
         calling.set_alpn_protocols([spoken])
 
