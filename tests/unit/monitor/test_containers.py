@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from testbed.native.region import Policy, RegionConstant, RegionDevice, StateFlag
 from testbed.native.region_watch import Counters
 from testbed.stack.model import PodKey, Share
@@ -113,7 +115,10 @@ def test_flags() -> None:
 
 
 def test_a_region_with_fewer_devices_than_were_promised() -> None:
-    two = replace(POD, shares={"main": tuple(replace(POD.shares["main"][0], uuid=u) for u in "ab")})
+    (share,) = POD.shares["main"]
+    two = replace(
+        POD, shares={"main": tuple(msgspec.structs.replace(share, uuid=uuid) for uuid in "ab")}
+    )
     assert [d["launches"] for d in container(pods=[two])["devices"]] == [1000, None]
 
 
