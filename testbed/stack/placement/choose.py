@@ -14,7 +14,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.stack.placement.ledger import Mask, Numbers, count_true, numa_nodes
+from testbed.stack.placement.arrays import Mask, Numbers, count_true, numa_nodes
 from testbed.stack.policy import CardPolicy, Weights
 
 PPM = 1_000_000

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from testbed.stack.model import PodShares
+from testbed.stack.placement.arrays import Mask
 from testbed.stack.placement.fit import place, shares_of
-from testbed.stack.placement.ledger import Ledger, Mask
+from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.offer import Offer as Offer
 from testbed.stack.placement.outlook import Outlook, outlook
 from testbed.stack.placement.quota import UNBOUNDED, Amount

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.stack.model import Constraint, PodShares, Request, Share
+from testbed.stack.placement.arrays import Floats, Mask, Numbers, Rows, count_true
 from testbed.stack.placement.choose import choose, fullness, numa_groups
 from testbed.stack.placement.effective import Kind
-from testbed.stack.placement.ledger import Floats, Ledger, Mask, Numbers, Rows, count_true
+from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.quantities import INT32_MAX
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from testbed.stack.model import Request
+from testbed.stack.placement.arrays import Floats, Mask, Rows
 from testbed.stack.placement.decide import Offer, decide
 from testbed.stack.placement.fit import allowed, card_fits, left_of, memory_need, mutex_of
-from testbed.stack.placement.ledger import Floats, Ledger, Mask, Rows
+from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from testbed.errors import CodecError
 
 if TYPE_CHECKING:
-    from testbed.stack.placement.ledger import Ledger, Mask, Rows
+    from testbed.stack.placement.arrays import Mask, Rows
+    from testbed.stack.placement.ledger import Ledger
 
 #: A search in more bytes than this prepares itself for long needles, and is slower.
 _WINDOW = 8000

@@ -12,8 +12,9 @@ from math import inf
 
 import numpy as np
 
+from testbed.stack.placement.arrays import Floats, Rows
 from testbed.stack.placement.fit import bonus, may_fit
-from testbed.stack.placement.ledger import Floats, Ledger, Rows
+from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.request import PodRequest
 from testbed.stack.placement.single import may_fit_row
 

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.stack.model import Request
+from testbed.stack.placement.arrays import Mask, Rows, count_true, distinct
 from testbed.stack.placement.choose import numa_groups
 from testbed.stack.placement.fit import EXCLUSIVE_PCT, memory_need, place, type_mask, uuid_mask
-from testbed.stack.placement.ledger import Ledger, Mask, Rows, count_true, distinct
+from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.offer import Offer
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from testbed.stack.placement.ledger import distinct, numa_nodes
+from testbed.stack.placement.arrays import distinct, numa_nodes
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])

@@ -1,0 +1,50 @@
+"""Arrays of rows and cards, and what is asked of them again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def count_true(cards: Mask) -> Numbers:
+    """Return how many cards of each row are true."""
+    words = np.bitwise_count(np.ascontiguousarray(cards).view(np.uint64))
+    if words.shape[1] == 1:
+        return words[:, 0].astype(np.int64, copy=False)
+    counts: Numbers = words.sum(axis=1, dtype=np.int64)
+    return counts
+
+
+def distinct(values: NDArray[Any]) -> tuple[Numbers, Numbers]:
+    """Return which rows are the first of their kind, in the order of what they hold, and
+    for each row its kind.
+
+    As ``numpy.unique`` does, which loads numpy's masked arrays when it is first asked:
+    fifty milliseconds in the middle of a decision.
+
+    Args:
+        values: A column, or a table of which whole rows are compared.
+    """
+    if not len(values):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    columns = values.reshape(len(values), -1).T
+    order = np.argsort(columns[0], kind="stable") if len(columns) == 1 else np.lexsort(columns)
+    ordered = columns[:, order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    kinds: Numbers = np.empty(len(order), np.int64)
+    kinds[order] = np.cumsum(new) - 1
+    return order[new], kinds
+
+
+def numa_nodes(numa: Numbers, cards: Mask) -> list[int]:
+    """Return the NUMA nodes of some cards, ascending."""
+    found = numa[cards]
+    return sorted(set(found.tolist())) if len(found) < 256 else found[distinct(found)[0]].tolist()
