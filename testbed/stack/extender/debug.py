@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from testbed.stack.codec import encode_pod_shares
+from testbed.stack.extender.bound import Bound
 from testbed.stack.extender.reservations import Reservation
-from testbed.stack.extender.state import Bound, State
+from testbed.stack.extender.state import State
 from testbed.stack.extender.waiting import Refusal
 from testbed.stack.placement.nearest import nearest, remedies
 

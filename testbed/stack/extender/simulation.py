@@ -18,7 +18,8 @@ from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.codec.links import decode_links
 from testbed.stack.devices.vendor import vendors
-from testbed.stack.extender.state import State, offers
+from testbed.stack.extender.registers import offers
+from testbed.stack.extender.state import State
 from testbed.stack.extender.wire import FilterResult
 from testbed.stack.placement.fit import place
 from testbed.stack.placement.ledger import Ledger

@@ -10,117 +10,30 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
-
-import msgspec
 
 from testbed.errors import CodecError, InputError
 from testbed.stack import names
 from testbed.stack.codec.links import decode_links
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import vendors
+from testbed.stack.extender.bound import Bound, adopt
 from testbed.stack.extender.histogram import Histogram
 from testbed.stack.extender.nominations import Nomination, Nominations
 from testbed.stack.extender.pods import PodView, view_of
+from testbed.stack.extender.registers import Registers
 from testbed.stack.extender.reservations import Reservation, Reservations, Stage
 from testbed.stack.extender.turns import Turns
 from testbed.stack.extender.waiting import Waiting
-from testbed.stack.model import VENDOR_NVIDIA, Card, PodKey, PodShares, Share
+from testbed.stack.model import VENDOR_NVIDIA, PodKey, PodShares
 from testbed.stack.placement.decide import Choice
 from testbed.stack.placement.effective import Charge, Kind, fold
-from testbed.stack.placement.ledger import Held, Ledger
+from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.preempt import Plan
 from testbed.stack.placement.quota import Amount, Quotas
 from testbed.units import quantity
 
 log = logging.getLogger(__name__)
-
-_ONE_APP = (Kind.APP,)
-#: A node and what is held of one card.
-_ONE_CARD = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """What was last read of a node."""
-
-    registers: tuple[tuple[str, str, bool], ...]  # by vendor: word, text, kubelet offers it
-    cordon: str
-    links: str
-
-    def digest(self) -> bytes:
-        """Return what is kept of it: texts of a large cluster would be seven megabytes."""
-        return blake2b(repr(self).encode(), digest_size=16).digest()
-
-
-def offers(node: Mapping[str, Any], resource: str) -> bool:
-    """Tell whether a node's kubelet hands out a resource."""
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
-    try:
-        return quantity(allocatable.get(resource, 0)) > 0
-    except InputError:
-        return False
-
-
-class Bound(msgspec.Struct, kw_only=True, gc=False):
-    """A pod on its node, with what it was promised there."""
-
-    # A hundred thousand of these: as objects that the collector knows they would need more.
-    pod: PodKey
-    node: str
-    kinds: tuple[Kind, ...]
-    initialised: bool
-    priority: int = 0
-    since: float = 0.0
-    _shares: PodShares | None
-    _held: Held = ()
-    _vendor: str = ""
-
-    def plain(self) -> Held:
-        """Return what the ledger holds, where that says the same as the shares: of a pod
-        with one container that lives as long as itself. Empty of others."""
-        shares = self._shares
-        if shares is None:
-            return self._held
-        if len(shares) != 1 or not shares[0] or self.kinds[:1] != _ONE_APP:
-            return ()
-        flat: list[Any] = [self.node]
-        for share in shares[0]:
-            flat += (share.uuid, 1, share.mem_mib, share.core_pct)
-        if len(flat) > _ONE_CARD and len(set(flat[1::4])) < len(shares[0]):
-            return ()  # twice the same card: the ledger holds the sum
-        return tuple(flat)
-
-    def slim(self, held: Held) -> None:
-        """Keep what the ledger holds in place of the shares, where they are the same."""
-        if self._shares is not None and held and self.plain() == held:
-            self.keep(held)
-
-    def keep(self, held: Held) -> None:
-        """Keep what ``plain`` says in place of the shares."""
-        if self._shares is not None:
-            self._held, self._vendor = held, self._shares[0][0].vendor
-            self._shares = None
-
-    @property
-    def vendor(self) -> str:
-        """The word of the vendor of the cards of a pod that is ``plain``."""
-        return self._vendor if self._shares is None else self._shares[0][0].vendor
-
-    @property
-    def shares(self) -> PodShares:
-        """What each container was promised."""
-        if self._shares is not None:
-            return self._shares
-        held, vendor = self._held, self._vendor
-        return (
-            tuple(
-                Share(uuid=uuid, vendor=vendor, mem_mib=mem, core_pct=core)
-                for uuid, mem, core in zip(held[1::4], held[3::4], held[4::4], strict=True)
-            ),
-        )
 
 
 class State:
@@ -210,34 +123,24 @@ class State:
         kube-scheduler must not judge that (``ignoredByScheduler``), since it never
         wakes a pod that it rejected for a resource beside ignored ones.
         """
-        metadata = node.get("metadata") or {}
-        name = metadata.get("name") or ""
-        annotations = metadata.get("annotations") or {}
-        seen = _Seen(
-            registers=tuple(
-                (vendor.word, annotations.get(vendor.register) or "", offers(node, vendor.count))
-                for vendor in vendors(self.config)
-            ),
-            cordon=annotations.get(names.DEVICE_CORDON) or "",
-            links=annotations.get(names.NODE_SCORE) or "",
-        )
+        name = (node.get("metadata") or {}).get("name") or ""
+        seen = Registers.of(node, self.config)
         digest = seen.digest()
         if self._registered.get(name) == digest:
             return
         self._registered[name] = digest
         try:
-            cards = self._cards(seen)
+            cards = seen.cards(self.config)
         except CodecError as error:
             # The cards last read stay: a bad write must not free what pods hold.
             log.warning("node %s: %s", name, error.text())
             return
-        cordoned = [uuid.strip() for uuid in seen.cordon.split(",") if uuid.strip()]
         try:
             links = decode_links(seen.links)
         except CodecError as error:
             log.warning("node %s: %s", name, error.text())
             links = {}
-        self.ledger.set_node(name, cards, cordoned, links)
+        self.ledger.set_node(name, cards, seen.cordoned(), links)
         self.waiting.room_made()
         if cards:
             log.log(
@@ -246,13 +149,6 @@ class State:
                 name,
                 len(cards),
             )
-
-    def _cards(self, seen: _Seen) -> tuple[Card, ...]:
-        found: list[Card] = []
-        for vendor, (_, text, offered) in zip(vendors(self.config), seen.registers, strict=True):
-            for card in vendor.decode(text):
-                found.append(card if offered else replace(card, healthy=False))
-        return tuple(found)
 
     def node_gone(self, name: str) -> None:
         if self._registered.pop(name, None) is not None:
@@ -370,30 +266,9 @@ class State:
             self.turns.end(uid, self.clock())
 
     def _adopt(self, view: PodView) -> Bound | None:
-        """Take a pod that an earlier process bound: its annotations are all there is.
-
-        Only what our own scheduler placed counts; what the pod's owner writes later is
-        not looked at again.
-        """
-        if view.scheduler != self.config.schedulerName or view.promised_node != view.node:
+        bound = adopt(view, self.config, self._adopted_at())
+        if bound is None:
             return None
-        if view.unreadable:
-            log.warning("%s: %s", view.key, view.unreadable)
-        shares = view.shares
-        if shares is None or not any(shares):
-            return None
-        if tuple(map(len, shares)) != view.counts:
-            log.warning("%s: what it was promised is not what it asks for", view.key)
-            return None
-        bound = Bound(
-            pod=view.key,
-            node=view.node,
-            _shares=shares,
-            kinds=view.kinds,
-            initialised=view.initialised,
-            priority=view.priority,
-            since=self._adopted_at(),
-        )
         self._priorities[bound.priority] += 1
         self._charge(bound)
         unknown = self.ledger.unknown_cards(view.key.uid) if self.synced else ()
