@@ -72,17 +72,19 @@ class NodeApi:
         self._api = api
         self._node = node
 
-    def list_pods(self) -> list[dict[str, Any]]:
+    def list_pods(self, *, timeout_s: float = 5.0) -> list[dict[str, Any]]:
         # No resourceVersion: the server answers with what is true now.
-        answer = self._api.get("/api/v1/pods", {"fieldSelector": f"spec.nodeName={self._node}"})
+        mine = {"fieldSelector": f"spec.nodeName={self._node}"}
+        answer = self._api.get("/api/v1/pods", mine, timeout_s=timeout_s)
         items: list[dict[str, Any]] = answer["items"]
         return items
 
-    def patch_pod(self, pod: NodePod, metadata: dict[str, Any]) -> None:
+    def patch_pod(self, pod: NodePod, metadata: dict[str, Any], *, timeout_s: float) -> None:
         precondition = {"uid": pod.key.uid, "resourceVersion": pod.resource_version}
         self._api.patch(
             f"/api/v1/namespaces/{pod.key.namespace}/pods/{pod.key.name}",
             {"metadata": {**precondition, **metadata}},
+            timeout_s=timeout_s,
         )
 
     def patch_node(self, annotations: dict[str, str | None]) -> dict[str, str]:

@@ -96,7 +96,7 @@ class DevicePluginService(api_grpc.DevicePluginServicer):
     def Allocate(self, request: Any, context: Any) -> api.AllocateResponse:
         counts = [len(asked.devices_ids) for asked in request.container_requests]
         try:
-            answers = self._allocator.allocate(counts)
+            answers = self._allocator.allocate(counts, context.is_active)
         except Refused as error:
             _log.warning("refused: %s", error.text().replace("\n", " "))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.text())

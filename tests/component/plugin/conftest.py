@@ -38,6 +38,8 @@ class FakeApi:
         self.closing = False
         #: Watches that are older end with 410, as after a compaction.
         self.oldest = 0
+        #: So many patches of pods are done and never answered.
+        self.stalls = 0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,7 +58,9 @@ class FakeApi:
             def do_PATCH(self) -> None:
                 assert self.headers["Content-Type"] == "application/merge-patch+json"
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._send(*fake.patch(self.path, body))
+                status, document = fake.patch(self.path, body)
+                if not fake.stall(self.path):
+                    self._send(status, document)
 
             def _send(self, status: int, document: object) -> None:
                 body = json.dumps(document).encode()
@@ -171,6 +175,17 @@ class FakeApi:
             if kind == "pods":
                 self._event("MODIFIED", target)
             return 200, target
+
+    def stall(self, path: str) -> bool:
+        """Wait until everything ends, if this call is to get no answer; tell whether it was."""
+        with self.changed:
+            if not self.stalls or "/pods/" not in path:
+                return False
+            self.stalls -= 1
+            while not self.closing:
+                if not self.changed.wait(DEADLINE_S):
+                    break
+            return True
 
     def annotation(self, uid: str, key: str) -> str | None:
         with self.changed:

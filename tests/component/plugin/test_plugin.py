@@ -211,6 +211,26 @@ def test_refusal_reaches_kubelet_and_the_annotation(
     assert api.annotation(honest["metadata"]["uid"], names.POD_BIND_PHASE) == "success"
 
 
+def test_api_server_that_writes_and_does_not_answer_fails_no_pod(
+    plugin: Running,
+    api: Any,
+    start_kubelet: Any,
+    bound_pod: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("testbed.stack.plugin.patience.Patience.call_s", lambda _: 2.0)
+    kubelet = start_kubelet()
+    kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
+    pod = api.put(bound_pod("a", f"{GPU},NVIDIA,1024,10:;"))
+    api.stalls = 1
+    (answer,) = kubelet.admit("ns", "a", ("main", 1))
+    assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1024m"
+    assert api.stalls == 0
+    uid = pod["metadata"]["uid"]
+    assert api.annotation(uid, names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+    assert (plugin.hook / "containers" / f"{uid}_main").is_dir()
+
+
 def test_another_kubelet_is_registered_with_and_may_ask_again(
     plugin: Running, api: Any, start_kubelet: Any, bound_pod: Any
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from testbed.errors import DeployError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.extender.turns import TURN_S
 from testbed.stack.kubeapi import ApiError
+from testbed.stack.plugin import allocator as allocator_module
 from testbed.stack.plugin.allocator import Allocator, Refused
 from testbed.stack.plugin.answer import ContainerAnswer, HostPaths
 from testbed.stack.plugin.pods import NodePod
@@ -48,16 +51,53 @@ class FakeApi:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.before_patch: Callable[[], None] = lambda: None
         self.broken: str = ""
+        #: What becomes of the next calls: "lost" does as asked and gives no answer, "late"
+        #: gives none and does it with the next call but one, a number refuses.
+        self.list_faults: list[int] = []
+        self.patch_faults: list[str | int] = []
+        self.late: list[Callable[[], None]] = []
+        self.timeouts: list[float] = []
+        self.clock = 0.0
 
-    def list_pods(self) -> list[dict[str, Any]]:
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def _no_answer(self, call: str, timeout_s: float) -> ApiError:
+        self.clock += timeout_s
+        return ApiError(f"{call} failed", why="timed out")
+
+    def list_pods(self, *, timeout_s: float) -> list[dict[str, Any]]:
+        self.timeouts.append(timeout_s)
         if self.broken == "list":
-            raise ApiError("GET failed", why="no route")
+            raise self._no_answer("GET", timeout_s)
+        if self.list_faults:
+            status = self.list_faults.pop(0)
+            raise (
+                ApiError("GET failed", why="refused", status=status)
+                if status
+                else (self._no_answer("GET", timeout_s))
+            )
         return copy.deepcopy(list(self.pods.values()))
 
-    def patch_pod(self, pod: NodePod, metadata: dict[str, Any]) -> None:
+    def patch_pod(self, pod: NodePod, metadata: dict[str, Any], *, timeout_s: float) -> None:
+        self.timeouts.append(timeout_s)
         self.before_patch()
         if self.broken == "patch":
-            raise ApiError("PATCH failed", why="timed out")
+            raise self._no_answer("PATCH", timeout_s)
+        fault = self.patch_faults.pop(0) if self.patch_faults else None
+        late, self.late = self.late, []
+        if fault == "late":
+            self.late.append(lambda: self._apply(pod, metadata))
+            raise self._no_answer("PATCH", timeout_s)
+        if isinstance(fault, int):
+            raise ApiError("PATCH failed", why="refused", status=fault)
+        for write in late:
+            write()
+        self._apply(pod, metadata)
+        if fault == "lost":
+            raise self._no_answer("PATCH", timeout_s)
+
+    def _apply(self, pod: NodePod, metadata: dict[str, Any]) -> None:
         held = self.pods[pod.key.uid]["metadata"]
         if held["resourceVersion"] != pod.resource_version:
             raise ApiError("PATCH failed", why="changed", status=409)
@@ -88,6 +128,8 @@ class Bench:
             cards=lambda: frozenset({"GPU-a"}),
             paths=HostPaths(hook="/hook", build="b"),
             node="n1",
+            clock=lambda: self.api.clock,
+            sleep=lambda seconds: self.api.sleep(seconds),
         )
 
     def _prepare(self, answer: ContainerAnswer) -> None:
@@ -235,8 +277,10 @@ def test_folder_that_cannot_be_made_fails_the_pod() -> None:
 def test_api_server_that_does_not_answer_is_a_refusal(broken: str) -> None:
     bench = Bench(raw("a"))
     bench.api.broken = broken
-    with pytest.raises(Refused, match=r"no route|timed out"):
+    with pytest.raises(Refused, match="timed out"):
         bench.allocator.allocate([1])
+    # The extender takes the turn back 30 s after the Binding.
+    assert bench.api.clock < TURN_S - 5
     # It was not served: when asked again, it is.
     bench.api.broken = ""
     bench.allocator.allocate([1])
@@ -248,3 +292,123 @@ def test_enforcement_is_read_at_each_call() -> None:
     (answer,) = bench.allocator.allocate([1])
     assert answer.env == {"NVIDIA_VISIBLE_DEVICES": "void"} and answer.mounts == ()
     assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+
+
+@pytest.mark.parametrize("fault", ["lost", "late", 500, 503, 504, 429, 401, 403, 409])
+def test_slow_api_server_fails_no_pod(fault: str | int) -> None:
+    bench = Bench(raw("a"))
+    bench.api.patch_faults = [fault]
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "30720m"
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+    assert len(bench.api.patches) == 1, "written once"
+    with pytest.raises(Refused):
+        bench.allocator.allocate([1])  # it was served
+
+
+def test_write_that_arrives_behind_its_repetition_changes_nothing() -> None:
+    bench = Bench(raw("a"))
+    bench.api.patch_faults = ["late", "late", "lost"]
+    bench.allocator.allocate([1])
+    assert len(bench.api.patches) == 1
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+
+
+@pytest.mark.parametrize("faults", [[0], [0, 503, 429, 403], [500] * 10])
+def test_slow_lists_fail_no_pod(faults: list[int]) -> None:
+    bench = Bench(raw("a"))
+    bench.api.list_faults = faults
+    assert bench.allocator.allocate([1])
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+def test_what_the_server_refuses_for_good_is_not_asked_again(status: int) -> None:
+    bench = Bench(raw("a"))
+    bench.api.patch_faults = [status]
+    with pytest.raises(Refused, match="refused"):
+        bench.allocator.allocate([1])
+    assert bench.api.clock == 0
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_FAILED
+
+
+def turn_goes_on(bench: Bench) -> None:
+    """The write of pod a arrives, its answer does not, and the next pod is bound."""
+    bench.api.patch_faults = ["lost"]
+    bench.view = {("ns", "a"): {"main": False}, ("ns", "b"): {"main": False}}
+    listed = bench.api.list_pods
+
+    def list_pods(*, timeout_s: float) -> list[dict[str, Any]]:
+        if bench.api.patches:
+            bench.api.pods.setdefault("uid-b", raw("b", "GPU-a,NVIDIA,20480,30:;"))
+        return listed(timeout_s=timeout_s)
+
+    bench.api.list_pods = list_pods  # type: ignore[method-assign]
+
+
+def test_a_write_that_had_arrived_is_the_answer_though_the_next_pod_is_there() -> None:
+    bench = Bench(raw("a"))
+    turn_goes_on(bench)
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "30720m"
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "20480m"
+
+
+def test_without_reading_it_back_nobody_could_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator_module, "_says", lambda *_: False)
+    bench = Bench(raw("a"))
+    turn_goes_on(bench)
+    with pytest.raises(Refused, match="does not say which one asks"):
+        bench.allocator.allocate([1])
+
+
+def test_lost_answers_for_each_of_several_containers() -> None:
+    text = "GPU-a,NVIDIA,1000,10:;GPU-a,NVIDIA,2000,20:;"
+    pod = raw("a", text)
+    pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "second"})
+    bench = Bench(pod)
+    bench.view = None  # then only the annotation tells what was served
+    bench.api.patch_faults = ["lost", "lost"]
+    for limit in ("1000m", "2000m"):
+        (answer,) = bench.allocator.allocate([1])
+        assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == limit
+    assert bench.api.annotation("a", names.POD_TO_ALLOCATE) == ";;"
+    assert bench.api.annotation("a", names.POD_BIND_PHASE) == names.PHASE_SUCCESS
+
+
+def test_a_pod_that_is_gone_after_a_lost_answer_is_refused() -> None:
+    bench = Bench(raw("a"))
+    bench.api.patch_faults = ["late"]
+    bench.api.before_patch = lambda: bench.api.pods.pop("uid-a", None) and None
+    with pytest.raises(Refused, match="no pod of this node waits"):
+        bench.allocator.allocate([1])
+
+
+def test_nobody_waits_any_more() -> None:
+    bench = Bench(raw("a"))
+    bench.api.broken = "patch"
+    with pytest.raises(Refused, match="timed out"):
+        bench.allocator.allocate([1], lambda: False)
+    # One list, one write, and the word that it has failed.
+    assert len(bench.api.timeouts) == 3
+
+
+def test_each_call_leaves_time_for_another() -> None:
+    bench = Bench(raw("a"))
+    bench.api.list_faults = [0, 0, 0]
+    bench.allocator.allocate([1])
+    assert bench.api.timeouts[0] >= 5
+    assert all(later <= 0.6 * first for first, later in itertools.pairwise(bench.api.timeouts[:4]))
+
+
+def test_kubelet_that_was_too_busy_to_tell_its_view_is_asked_again() -> None:
+    bench = Bench(raw("a"), raw("b", "GPU-a,NVIDIA,20480,30:;"))
+    views = [None, {("ns", "b"): {"main": False}}]
+    bench.view = None
+
+    def sleep(_seconds: float) -> None:
+        bench.view = views[1]
+
+    bench.api.sleep = sleep  # type: ignore[method-assign]
+    (answer,) = bench.allocator.allocate([1])
+    assert answer.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "20480m"
