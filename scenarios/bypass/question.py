@@ -12,7 +12,8 @@ import msgspec
 
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
-from testbed.lab.scenario.failure import last_error
+from testbed.lab.scenario.control import control_of
+from testbed.lab.scenario.failure import unreached
 from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.stack import names
@@ -150,14 +151,24 @@ class Bypass(OneCard):
         )
 
     def control(self, parameters: Parameters, trial: Trial) -> Control:
-        """Judge the same pods without the limiter: nothing stops them."""
-        found = tuple(stopped(parameters, trial, way) for way in parameters.ways if way in STOPPED)
-        reasons = [
-            f"{check.pod}: {check.reason or 'held'}" for check in found if check.reason != ABOVE
-        ]
-        return Control(
-            verdict="error" if reasons else "pass", checks=found, reason="; ".join(reasons)
+        """Judge the same pods without the limiter: nothing stops them, whichever way they go."""
+        found = control_of(
+            self.checks(parameters, trial),
+            lambda check: "" if check.reason == ABOVE else check.reason,
         )
+        # What the monitor says of them is no matter; but who cannot pass his cap even here goes
+        # no way at all, and his way would be called open, or closed, for nothing.
+        idle = [
+            f"shown of {pod_name(way)}: it did not pass its cap without the limiter either"
+            for way in parameters.ways
+            if way in OPEN
+            and isinstance(counted := _counted(trial, way), float)
+            and counted <= parameters.gpumem
+        ]
+        if not idle:
+            return found
+        reason = "; ".join(filter(None, (found.reason, *idle)))
+        return msgspec.structs.replace(found, verdict="error", reason=reason)
 
     def chart(self, parameters: Parameters, trial: Trial, control: Trial | None) -> Chart:
         """Return each pod's memory over time."""
@@ -183,9 +194,7 @@ def _counted(trial: Trial, way: str) -> float | str:
     trace = pod.container("main")
     end = trace.event("released", PHASE)
     if trace.event("taken") is None or end is None:
-        failure = trace.event("error")
-        told = last_error(str(failure["text"])) if failure else trace.problem
-        return f"its workload did not get there: {told or 'no such event'}"
+        return unreached(pod)
     sums: dict[float, int] = {}
     for sample in trial.samples:
         if sample.pod_uid == pod.uid and sample.time <= end["time"]:

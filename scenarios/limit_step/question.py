@@ -16,7 +16,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Cap, Chart, make_chart
 from testbed.lab.scenario.control import control_of
-from testbed.lab.scenario.failure import last_error
+from testbed.lab.scenario.failure import unreached
 from testbed.lab.scenario.question import (
     ContainerPlan,
     LimitChange,
@@ -25,7 +25,7 @@ from testbed.lab.scenario.question import (
     Trial,
 )
 from testbed.lab.scenario.record import Check, Control
-from testbed.lab.scenario.shares import device_share
+from testbed.lab.scenario.shares import judge_share, pod_share
 from testbed.stack import names
 from testbed.units import MIB
 
@@ -241,8 +241,7 @@ def _window(step: Step, trial: Trial, parameters: Parameters) -> tuple[float, fl
     card = trace.event("working")
     end = trace.event("released", step.phase)
     if card is None or end is None or failure is not None:
-        told = last_error(str(failure["text"])) if failure else trace.problem
-        return f"its workload did not get there: {told or 'no such event'}"
+        return unreached(pod)
     parts = steps(parameters)
     begun = trace.event("holding", step.phase)
     assert begun is not None
@@ -260,29 +259,13 @@ def _window(step: Step, trial: Trial, parameters: Parameters) -> tuple[float, fl
     return begin, last, str(card["uuid"])
 
 
-def _share(trial: Trial, start: float, end: float, uuid: str) -> float | None:
-    found = device_share(
-        trial.samples,
-        pod_uid=trial.pods[POD].uid,
-        container="main",
-        uuid=uuid,
-        start=start,
-        end=end,
-    )
-    return None if found is None else found.pct
-
-
-def _judged(base: Check, step: Step, got: float | None) -> Check:
-    assert base.tolerance is not None
-    if got is None:
-        return msgspec.structs.replace(base, reason="the monitor told too little of its share")
-    reason = ""
-    if got > step.share + base.tolerance:
-        reason = "more than its limit"
-    elif got < step.share - base.tolerance - HOST_POINTS:
-        reason = "less than its limit"
-    return msgspec.structs.replace(
-        base, verdict="fail" if reason else "pass", card=round(got, 2), reason=reason
+def _judged(base: Check, step: Step, trial: Trial, start: float, end: float, uuid: str) -> Check:
+    return judge_share(
+        base,
+        pod_share(trial, POD, uuid, start, end),
+        word="limit",
+        least=step.share - HOST_POINTS,
+        unknown="the monitor told too little of its share",
     )
 
 
@@ -312,7 +295,7 @@ def followed(step: Step, trial: Trial, parameters: Parameters) -> Check:
     if isinstance(window, str):
         return msgspec.structs.replace(base, reason=window)
     begin, end, uuid = window
-    return _judged(base, step, _share(trial, begin + SETTLE_SECONDS, end, uuid))
+    return _judged(base, step, trial, begin + SETTLE_SECONDS, end, uuid)
 
 
 def settled(step: Step, trial: Trial, parameters: Parameters) -> Check:
@@ -324,7 +307,7 @@ def settled(step: Step, trial: Trial, parameters: Parameters) -> Check:
     begin, _, uuid = window
     base = msgspec.structs.replace(base, source=f"{base.source}, 2 s after the change")
     start = begin + SETTLE_SECONDS
-    return _judged(base, step, _share(trial, start, start + SECOND, uuid))
+    return _judged(base, step, trial, start, start + SECOND, uuid)
 
 
 def refused(parameters: Parameters, trial: Trial) -> Check:
@@ -344,10 +327,7 @@ def refused(parameters: Parameters, trial: Trial) -> Check:
     event = pod.container("main").event("lowered") if pod is not None else None
     change = pod.changes.get(MEMORY) if pod is not None else None
     if event is None or change is None:
-        told = pod.container("main").problem if pod is not None else "no pod"
-        return msgspec.structs.replace(
-            base, reason=f"its workload did not get there: {told or 'no such event'}"
-        )
+        return msgspec.structs.replace(base, reason=unreached(pod))
     if change.why and trial.enforcement != "off":
         return msgspec.structs.replace(base, reason=f"its limit was not changed: {change.why}")
     total = event["total"] / MIB

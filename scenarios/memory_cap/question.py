@@ -14,7 +14,7 @@ import msgspec
 from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
 from testbed.lab.scenario.control import control_of
-from testbed.lab.scenario.failure import last_error
+from testbed.lab.scenario.failure import unreached
 from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
 from testbed.stack import names
@@ -189,12 +189,7 @@ def _base(name: str, pod: str, cap: int, variant: str, *, control: Literal["fail
 
 
 def _missing(trial: Trial, pod: str, phase: str) -> str:
-    if pod not in trial.pods:
-        return "no pod"
-    trace = trial.pods[pod].container("main")
-    failure = trace.event("error", phase)
-    told = last_error(str(failure["text"])) if failure else trace.problem
-    return f"its workload did not get there: {told or 'no such event'}"
+    return unreached(trial.pods.get(pod), phase)
 
 
 def filled(trial: Trial, pod: str, cap: int, phase: str) -> Check:

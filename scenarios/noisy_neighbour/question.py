@@ -17,7 +17,7 @@ from testbed.lab.scenario.control import control_of
 from testbed.lab.scenario.failure import last_error
 from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
-from testbed.lab.scenario.shares import device_share, step_rate
+from testbed.lab.scenario.shares import pod_share, step_rate
 from testbed.stack import names
 
 VICTIM, NEIGHBOUR, ALONE = "victim", "neighbour", "alone"
@@ -243,14 +243,7 @@ def _share(trial: Trial, phase: str, pod: str) -> float | None:
     if window is None:
         return None
     begin, end, uuid = window
-    found = device_share(
-        trial.samples,
-        pod_uid=trial.pods[pod].uid,
-        container="main",
-        uuid=uuid,
-        start=begin,
-        end=end,
-    )
+    found = pod_share(trial, pod, uuid, begin, end)
     return None if found is None else found.pct
 
 

@@ -16,10 +16,10 @@ from testbed.errors import InputError
 from testbed.lab.report.chart import Chart, make_chart
 from testbed.lab.report.relation import Curve, Relation
 from testbed.lab.scenario.control import control_of
-from testbed.lab.scenario.failure import last_error
+from testbed.lab.scenario.failure import unreached
 from testbed.lab.scenario.question import ContainerPlan, OneCard, PodPlan, Trial
 from testbed.lab.scenario.record import Check, Control
-from testbed.lab.scenario.shares import Share, device_share, step_rate
+from testbed.lab.scenario.shares import Share, judge_share, pod_share, step_rate
 from testbed.stack import names
 
 PATTERNS = ("deep", "sync", "graph")
@@ -256,14 +256,7 @@ def _share(
     if window is None:
         return None
     begin, end, uuid = window
-    return device_share(
-        trial.samples,
-        pod_uid=trial.pods[turn.pod].uid,
-        container="main",
-        uuid=uuid,
-        start=begin + first,
-        end=end if last is None else begin + last,
-    )
+    return pod_share(trial, turn.pod, uuid, begin + first, end if last is None else begin + last)
 
 
 def share_of(turn: Turn, trial: Trial) -> float | None:
@@ -305,29 +298,10 @@ def _window(turn: Turn, trial: Trial) -> tuple[float, float, str] | None:
     return float(begin["time"]), float(end["time"]), str(card["uuid"])
 
 
-def _judge(base: Check, turn: Turn, share: Share | None, why: str, *, least: float | None) -> Check:
-    if share is None:
-        return msgspec.structs.replace(base, verdict="error", reason=why)
-    assert base.tolerance is not None
-    reason = ""
-    if share.pct > turn.share + base.tolerance:
-        reason = "more than its share"
-    elif least is not None and share.pct < least - base.tolerance:
-        reason = "less than its share"
-    return msgspec.structs.replace(
-        base, verdict="fail" if reason else "pass", card=round(share.pct, 2), reason=reason
-    )
-
-
 def _why(turn: Turn, trial: Trial) -> str:
-    if turn.pod not in trial.pods:
-        return "no pod"
-    trace = trial.pods[turn.pod].container("main")
     if _window(turn, trial) is not None:
         return "the monitor told too little of its share"
-    failure = trace.event("error")
-    told = last_error(str(failure["text"])) if failure else trace.problem
-    return f"its workload did not get there: {told or 'no such event'}"
+    return unreached(trial.pods.get(turn.pod))
 
 
 def share_card(parameters: Parameters, turn: Turn, trial: Trial, control: Trial | None) -> Check:
@@ -361,7 +335,9 @@ def share_card(parameters: Parameters, turn: Turn, trial: Trial, control: Trial 
         source=source,
         control=control_shows(turn, seconds),
     )
-    found = _judge(base, turn, _share(turn, trial), _why(turn, trial), least=least)
+    found = judge_share(
+        base, _share(turn, trial), word="share", least=least, unknown=_why(turn, trial)
+    )
     if found.verdict == "error" or control is None:
         return found
     work = work_of(turn, trial, control)
@@ -395,7 +371,7 @@ def start(parameters: Parameters, turn: Turn, trial: Trial) -> Check:
         control="fail" if sure else "any",
     )
     share = _share(turn, trial, first=0.0, last=START_SECONDS + 0.5)
-    return _judge(base, turn, share, _why(turn, trial), least=None)
+    return judge_share(base, share, word="share", least=None, unknown=_why(turn, trial))
 
 
 QUESTION = SmThrottle()

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.lab.scenario.question import Sample
+import msgspec
+
+from testbed.lab.scenario.question import Sample, Trial
+from testbed.lab.scenario.record import Check
 
 #: Of a window, the least part that samples must span for a figure to count.
 LEAST_SPAN = 0.6
@@ -67,6 +70,45 @@ def device_share(
     inside = [s for s in own if times[0] <= s.time <= times[-1]]
     pct = sum(s.utilization_pct or 0.0 for s in inside) / len(times)
     return Share(pct=pct, start=times[0], end=times[-1], measure="utilization")
+
+
+def pod_share(
+    trial: Trial, pod: str, uuid: str, start: float, end: float, container: str = "main"
+) -> Share | None:
+    """Return ``device_share`` of one of a trial's pods."""
+    return device_share(
+        trial.samples,
+        pod_uid=trial.pods[pod].uid,
+        container=container,
+        uuid=uuid,
+        start=start,
+        end=end,
+    )
+
+
+def judge_share(
+    base: Check, share: Share | None, *, word: str, least: float | None, unknown: str
+) -> Check:
+    """Return the verdict on a share of the card.
+
+    Args:
+        base: The check, with what was asked for and the tolerance, percentage points.
+        share: What the card granted, None where that is not known.
+        word: What it is called, such as ``limit``.
+        least: What it must reach but for the tolerance, percent; None: it is a ceiling.
+        unknown: Why it is not known, where it is not.
+    """
+    if share is None:
+        return msgspec.structs.replace(base, verdict="error", reason=unknown)
+    assert base.tolerance is not None and isinstance(base.asked, float)
+    reason = ""
+    if share.pct > base.asked + base.tolerance:
+        reason = f"more than its {word}"
+    elif least is not None and share.pct < least - base.tolerance:
+        reason = f"less than its {word}"
+    return msgspec.structs.replace(
+        base, verdict="fail" if reason else "pass", card=round(share.pct, 2), reason=reason
+    )
 
 
 def _growth(samples: Iterable[Sample], pid: int, start: float, end: float) -> int:

@@ -55,7 +55,23 @@ def test_what_holds_and_its_control(question):
     everybody = {way.replace("_", "-") for way in WAYS}
     control = question.control(parameters, run(open_ways=everybody))
     assert control.verdict == "pass", control.reason
-    assert len(control.checks) == 6
+    assert len(control.checks) == 9
+    # What the monitor says of the open ones is no matter there.
+    silent = run(open_ways=everybody, called=set())
+    assert question.control(parameters, silent).verdict == "pass"
+
+
+def test_an_open_way_that_is_not_gone_in_the_control_is_none(question):
+    """It did not take more than its cap, or did not even run: nothing was tried in the run."""
+    parameters = read(question)
+    everybody = {way.replace("_", "-") for way in WAYS}
+    control = question.control(parameters, run(open_ways=everybody - {"driver-copy"}))
+    assert control.verdict == "error"
+    assert "driver-copy" in control.reason and "own-loader" not in control.reason
+    there = run(open_ways=everybody)
+    pods = {name: pod for name, pod in there.pods.items() if name != "own-lookup"}
+    control = question.control(parameters, dataclasses.replace(there, pods=pods))
+    assert control.verdict == "error" and "own-lookup: no pod" in control.reason
 
 
 @pytest.mark.parametrize(
