@@ -234,8 +234,6 @@ static void tick(struct vgpu_place *place, int64_t now) {
     }
     bool measured = vgpu_at_work(&place->rules, &presence);
     note_unmeasured(place, measured, now);
-    struct vgpu_regime *next =
-        &place->regimes[(atomic_load_explicit(&place->current, memory_order_relaxed) + 1) & 1];
     if (measured && slow) {
         place->siblings = siblings_at_work(place, now);
         struct vgpu_usage usage;
@@ -245,14 +243,15 @@ static void tick(struct vgpu_place *place, int64_t now) {
                                now);
     }
     if (measured) {
-        vgpu_regime_of(next, &place->rules, &presence, place->siblings, &place->budget, now);
-        next->turns = turns_of(place, presence.ranked, now);
-        next->turns.taking &= place->paged;
-        atomic_fetch_add_explicit(&place->current, 1, memory_order_release);
+        struct vgpu_regime next = {.off = false};
+        vgpu_regime_of(&next, &place->rules, &presence, place->siblings, &place->budget, now);
+        next.turns = turns_of(place, presence.ranked, now);
+        next.turns.taking &= place->paged;
+        vgpu_regime_put(&place->regime, &next);
         /* Right alone, and known to be alone: that is no degradation. */
         if (slow && now - place->began > vgpu_tuning.stale)
             flag(VGPU_STATE_DEGRADED,
-                 next->raw && !next->off && (next->contended || !place->paged));
+                 next.raw && !next.off && (next.contended || !place->paged));
     }
     atomic_store_explicit(&place->measured, measured, memory_order_release);
     atomic_store_explicit(&place->next_tick, now + (measured ? FAST : IDLE), memory_order_release);

@@ -11,6 +11,7 @@
 #include "gate.h"
 #include "limits.h"
 #include "presence.h"
+#include "regime.h"
 #include "sys.h"
 
 struct vgpu_place {
@@ -18,8 +19,7 @@ struct vgpu_place {
     char uuid[VGPU_UUID_BYTES];
     atomic_bool measured;      /* launches pass the meter */
     _Atomic int64_t next_tick; /* CLOCK_MONOTONIC; due then */
-    _Atomic unsigned current;  /* which of the regimes below holds */
-    struct vgpu_regime regimes[2];
+    struct vgpu_regime_box regime; /* what holds at present */
     struct vgpu_budget budget;
 
     /* counted by the threads that launch, written out at ticks */
@@ -68,9 +68,5 @@ void vgpu_place_arrive(int entry, int device);
 
 /* Writes the counters out, so that who looks after a synchronisation sees all. */
 void vgpu_place_flush(struct vgpu_place *place);
-
-static inline const struct vgpu_regime *vgpu_place_regime(struct vgpu_place *place) {
-    return &place->regimes[atomic_load_explicit(&place->current, memory_order_acquire) & 1];
-}
 
 #endif

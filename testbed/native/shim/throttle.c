@@ -30,6 +30,8 @@ struct vgpu_engine { /* of one context */
     struct vgpu_lock lock;
     struct vgpu_meter *meter;
     double counted; /* of meter->outstanding, in place->outstanding_ns */
+    struct vgpu_regime regime; /* a copy of the place's, of this number */
+    uint64_t regime_number;
     struct event events[VGPU_EVENTS];
     uint32_t event_count;
     uint32_t era, eras_placed; /* newest reference; up to which one offsets are known */
@@ -212,6 +214,12 @@ static struct vgpu_engine *current_engine(bool may_make) {
     return engine != NULL && engine->place != NULL ? engine : NULL;
 }
 
+/* How things stand, as of now; for whoever has the engine's lock, and as long as he has it. */
+static const struct vgpu_regime *regime_of(struct vgpu_engine *engine) {
+    vgpu_regime_get(&engine->place->regime, &engine->regime, &engine->regime_number);
+    return &engine->regime;
+}
+
 /* The meter is large: it is there only where something is measured. */
 static bool has_meter(struct vgpu_engine *engine) {
     if (engine->meter == NULL) {
@@ -294,13 +302,13 @@ static int64_t wait_for_turn(struct vgpu_engine *engine, uint64_t key, int64_t n
     for (;; now = vgpu_clock()) {
         int64_t sleep = 0;
         enum vgpu_reason reason = vgpu_gate(engine->meter, key, this_thread(),
-                                            vgpu_place_regime(place), &waiting, now, &sleep);
+                                            regime_of(engine), &waiting, now, &sleep);
         atomic_store_explicit(&place->yielding, reason == VGPU_WAIT_PRIORITY,
                               memory_order_relaxed);
         if (VGPU_LIKELY(reason == VGPU_GO)) return now; /* admitted and published at once */
         publish(engine);
-        const struct vgpu_turns *turns = &vgpu_place_regime(place)->turns;
-        bool turning = turns->taking && (reason != VGPU_WAIT_BUDGET || turns->until > now);
+        const struct vgpu_turns turns = engine->regime.turns;
+        bool turning = turns.taking && (reason != VGPU_WAIT_BUDGET || turns.until > now);
         int64_t busy = vgpu_meter_busy(engine->meter, now);
         atomic_store_explicit(&place->late_ns, engine->meter->late, memory_order_relaxed);
         vgpu_unlock(&engine->lock);
@@ -309,7 +317,7 @@ static int64_t wait_for_turn(struct vgpu_engine *engine, uint64_t key, int64_t n
             vgpu_lock(&engine->lock);
             continue;
         }
-        if (turning) vgpu_place_turn(place, vgpu_turns_wish(turns, reason == VGPU_WAIT_TURN,
+        if (turning) vgpu_place_turn(place, vgpu_turns_wish(&turns, reason == VGPU_WAIT_TURN,
                                                             reason == VGPU_WAIT_BUDGET, now),
                                      busy, now);
         vgpu_clock_sleep(sleep);
@@ -339,7 +347,7 @@ static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, 
     int64_t since = atomic_load_explicit(&place->unsettled_since, memory_order_relaxed);
     if (since != 0) vgpu_meter_begins(engine->meter, since);
     if (!in_callback()) now = wait_for_turn(engine, key, now);
-    const struct vgpu_regime *regime = vgpu_place_regime(place);
+    const struct vgpu_regime *regime = regime_of(engine);
     vgpu_meter_admit(engine->meter, key, stream, regime, now, &t->admission);
     publish(engine);
     enum vgpu_wish wish;
@@ -379,7 +387,7 @@ void vgpu_throttle_leave(struct vgpu_throttle *t, CUresult result) {
     int64_t now = vgpu_clock(), host = t->before != 0 ? now - t->before : 0;
     if (result != CUDA_SUCCESS) atomic_store(&engine->place->last_error, result);
     vgpu_lock(&engine->lock);
-    vgpu_meter_launched(engine->meter, vgpu_place_regime(engine->place), &t->admission,
+    vgpu_meter_launched(engine->meter, regime_of(engine), &t->admission,
                         result == CUDA_SUCCESS, host, now);
     publish(engine);
     vgpu_unlock(&engine->lock);
@@ -419,7 +427,7 @@ void vgpu_throttle_syncing(struct vgpu_synchronization *s, CUcontext ctx, CUstre
     vgpu_lock(&engine->lock);
     if (engine->meter != NULL)
         vgpu_meter_syncing(engine->meter, whole ? NULL : &s->stream,
-                           vgpu_place_regime(engine->place), vgpu_clock(), &s->sync);
+                           regime_of(engine), vgpu_clock(), &s->sync);
     vgpu_unlock(&engine->lock);
 }
 
@@ -435,7 +443,7 @@ void vgpu_throttle_synced(struct vgpu_synchronization *s, CUresult result) {
     vgpu_lock(&engine->lock);
     if (engine->meter != NULL) {
         vgpu_meter_synced(engine->meter, s->whole ? NULL : &s->stream,
-                          vgpu_place_regime(engine->place), &s->sync, vgpu_clock());
+                          regime_of(engine), &s->sync, vgpu_clock());
         publish(engine);
     }
     vgpu_unlock(&engine->lock);
@@ -455,7 +463,7 @@ static void each_engine(void (*visit)(struct vgpu_engine *engine, const void *wh
 
 static void drop_stream(struct vgpu_engine *engine, const void *stream) {
     vgpu_meter_stream_gone(engine->meter, (uint64_t)(uintptr_t)stream,
-                           vgpu_place_regime(engine->place), vgpu_clock());
+                           regime_of(engine), vgpu_clock());
     publish(engine);
 }
 
@@ -486,6 +494,7 @@ void vgpu_throttle_context_gone(CUcontext ctx) {
             vgpu_meter_init(engine->meter, &ops, engine, engine->place->budget);
         }
         engine->counted = 0;
+        engine->regime_number = 0; /* a later context may be on another device */
         engine->event_count = engine->era = engine->eras_placed = 0;
         engine->era_began = 0;
         memset(engine->references, 0, sizeof engine->references);
