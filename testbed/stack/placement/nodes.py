@@ -18,6 +18,12 @@ from testbed.stack.placement.offer import Index
 _REMEMBERED = 32
 
 
+def _objects(values: Sequence[object]) -> NDArray[np.object_]:
+    found: NDArray[np.object_] = np.empty(len(values), np.object_)
+    found[:] = values
+    return found
+
+
 class Nodes(Grids):
     """Which row is which node's, and which column which card's."""
 
@@ -119,13 +125,19 @@ class Nodes(Grids):
 
     def all_quoted(self) -> NDArray[np.object_]:
         """Return what ``quoted`` does of every row, as an array."""
+        return self.remembered("quoted", lambda: _objects(self._quoted))
 
-        def make() -> NDArray[np.object_]:
-            found: NDArray[np.object_] = np.empty(len(self._quoted), np.object_)
-            found[:] = self._quoted
-            return found
+    def all_names(self) -> NDArray[np.object_]:
+        """Return what ``name_of`` does of every row, as an array."""
+        return self.remembered("names", lambda: _objects(self._names))
 
-        return self.remembered("quoted", make)
+    def rows_in_use(self) -> Rows:
+        """Return the rows of all nodes, ascending."""
+
+        def make() -> Rows:
+            return np.sort(np.fromiter(self._row.values(), np.int64, len(self._row)))
+
+        return self.remembered("rows", make)
 
     def index(self) -> Index:
         """Return what finds the rows of many names."""

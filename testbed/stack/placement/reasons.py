@@ -14,14 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.stack.model import Request
-from testbed.stack.placement.arrays import Mask, Rows, count_true, distinct
+from testbed.stack.placement.arrays import Mask, Numbers, Rows, count_true, distinct
 from testbed.stack.placement.choose import numa_groups
-from testbed.stack.placement.fit import EXCLUSIVE_PCT, memory_need, place, type_mask, uuid_mask
+from testbed.stack.placement.fit import (
+    EXCLUSIVE_PCT,
+    memory_need,
+    place,
+    policy_of,
+    type_mask,
+    uuid_mask,
+)
 from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.offer import Offer
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.request import PodRequest
-from testbed.stack.policy import card_policy
 
 NO_CARDS = "NodeUnfitPod: the node has registered no cards"
 
@@ -44,6 +50,11 @@ TOGETHER = "AllocatedCardsInsufficientRequest"
 _KEPT = 8
 #: With more changed rows, or more texts, than this everything is looked at anew.
 _MANY = 512
+
+#: A card that would do: no reason, and counted with them.
+FITS = "fits"
+#: Refusals for what a card is, in the order of their codes, from 2 on.
+_KINDS = (HEALTH, CORDON, TYPE, MODE)
 
 #: No pod's end will help against these: preemption need not try such a node.
 _UNRESOLVABLE = {HEALTH, CORDON, MODE, TYPE, UUID}
@@ -98,21 +109,26 @@ class NodeTexts(Mapping[str, str]):
         return self._json
 
     def _written(self) -> bytes:
-        parts = []
         which, rows = self._which, self._rows
         if self._at is not None:
             which, rows = which[self._at], rows[self._at]
-        for number, text in enumerate(self._texts):
-            at = np.flatnonzero(which == number)
-            if not len(at):
-                continue
-            mine = rows[at]
-            quoted = self._known[mine[mine >= 0]].tolist()
-            for stranger in at[mine < 0].tolist():
-                place = stranger if self._at is None else int(self._at[stranger])
-                quoted.append(msgspec.json.encode(self._names[place]))
-            value = b":" + msgspec.json.encode(text)
-            parts.append((value + b",").join(quoted) + value)
+        order = np.argsort(which, kind="stable")  # the nodes of one text together
+        rows = rows[order]
+        if len(self._known):
+            quoted = self._known.take(rows, mode="clip").tolist()
+        else:
+            quoted = [b""] * len(rows)
+        for stranger in np.flatnonzero(rows < 0).tolist():
+            at = int(order[stranger])
+            at = at if self._at is None else int(self._at[at])
+            quoted[stranger] = msgspec.json.encode(self._names[at])
+        parts, begin = [], 0
+        ends = np.cumsum(np.bincount(which, minlength=len(self._texts))).tolist()
+        for text, end in zip(self._texts, ends, strict=True):
+            if end > begin:
+                value = b":" + msgspec.json.encode(text)
+                parts.append((value + b",").join(quoted[begin:end]) + value)
+            begin = end
         return b"{" + b",".join(parts) + b"}"
 
 
@@ -227,8 +243,8 @@ class Refusals:
     def whole(self, ledger: Ledger) -> Reasons:
         """Return the reasons of all nodes."""
         if self._whole is None:
-            rows = np.sort(ledger.rows_of(ledger.nodes()))
-            names = [ledger.name_of(row) for row in rows.tolist()]
+            rows = ledger.rows_in_use()
+            names: list[str] = ledger.all_names()[rows].tolist()
             which = self.which[rows]
             self._whole = _reasons(names, ledger, rows, list(self.texts), self.final, which)
         return self._whole
@@ -258,10 +274,10 @@ def _texts(
     for request in dict.fromkeys(r for r in pod.containers if r.count):
         part = where if len(open_) == len(rows) else rows[open_]
         lacking, lines = _refused(ledger, pod, request, part)
-        distinct, group = _distinct(lines.codes[lacking])
+        some, group = lines.distinct(lacking)
         which[open_[lacking]] = len(texts) + group
-        for line in distinct:
-            text, lost = _text([lines.words[code] for code in line if code], request)
+        for line in some:
+            text, lost = _text(line, request)
             texts.append(text)
             final.append(lost)
         open_ = open_[~lacking]
@@ -291,55 +307,83 @@ def _over_quota(ledger: Ledger, pod: PodRequest, rows: Rows, room: Amount) -> Ma
     return placement.fits & ~placement.good
 
 
-@dataclass(frozen=True, slots=True)
 class _Lines:
-    """For each row the sorted codes of its cards: 0 no card, 1 fits, else a word."""
+    """For each row how many of its cards have which word; ``FITS`` is one of them.
 
-    codes: NDArray[np.int8]
-    words: list[str]
+    Args:
+        width: How many cards a row has at most.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._bits = width.bit_length()
+        self._words: list[str] = []
+        self._counts: list[Numbers] = []
+
+    def add(self, word: str, counts: Numbers) -> None:
+        """Count a word; one may come twice."""
+        if counts.any():
+            self._words.append(word)
+            self._counts.append(counts)
+
+    def distinct(self, lacking: Mask) -> tuple[list[dict[str, int]], Rows]:
+        """Return the distinct lines of some rows, and for each of them which it is."""
+        at = np.flatnonzero(lacking)
+        if not len(at):
+            return [], at
+        first, group = distinct(self._keys(at))
+        chosen = at[first]
+        lines: list[dict[str, int]] = [{} for _ in range(len(chosen))]
+        for word, counts in zip(self._words, self._counts, strict=True):
+            for line, count in zip(lines, counts[chosen].tolist(), strict=True):
+                if count:
+                    line[word] = line.get(word, 0) + count
+        return lines, group
+
+    def _keys(self, at: Rows) -> NDArray[np.int64]:
+        """Return what is the same for equal lines: one number, where all counts fit in it."""
+        if not self._counts:
+            return np.zeros(len(at), np.int64)  # rows without a card
+        if self._bits * len(self._counts) >= np.iinfo(np.int64).bits:
+            return np.stack([counts[at] for counts in self._counts], axis=1)
+        key: Numbers = self._counts[0][at]
+        for number, counts in enumerate(self._counts[1:], 1):
+            key |= counts[at] << (self._bits * number)
+        return key
 
 
 def _refused(
     ledger: Ledger, pod: PodRequest, request: Request, rows: Rows | slice
 ) -> tuple[Mask, _Lines]:
-    """Return the rows where one container finds too few cards, and why, card by card."""
-    words: list[str] = ["", "fits", HEALTH, CORDON, TYPE, MODE]
-    constraint = pod.constraint
-    codes = ledger.remembered(
-        ("refused", pod.vendor, constraint.use_types, constraint.nouse_types),
-        lambda: _of_what_they_are(ledger, pod),
-    )[rows].copy()
-    undecided = codes == 1
+    """Return the rows where one container finds too few cards, and why."""
+    lines = _Lines(ledger.width)
+    wish = pod.constraint
+    key = (pod.vendor, wish.use_types, wish.nouse_types)
+    codes = ledger.remembered(("refused", *key), lambda: _of_what_they_are(ledger, pod))
+    counts = ledger.remembered(("refused counts", *key), lambda: _counted(codes))
+    for word, counted in zip(_KINDS, counts, strict=True):
+        lines.add(word, counted[rows])
+    undecided = codes[rows] == 1
     for word, refusal in _conditions(ledger, pod, request, rows):
-        words.append(word)
         refusal &= undecided
-        np.copyto(codes, len(words) - 1, where=refusal)
+        lines.add(word, count_true(refusal))
         undecided ^= refusal
+    fitting = count_true(undecided)
     if pod.constraint.numa_bind and request.count > 1:
         alone = undecided & ~numa_groups(undecided, request.count, ledger.numa[rows])
         # Where other words say it already, too few cards are left for any NUMA node.
-        alone &= (count_true(undecided) >= request.count)[:, None]
-        words.append(NUMA)
-        codes[alone] = len(words) - 1
-        undecided &= ~alone
-    lacking: Mask = count_true(undecided) < request.count
-    codes.sort(axis=1)
-    return lacking, _Lines(codes, words)
+        alone &= (fitting >= request.count)[:, None]
+        lines.add(NUMA, count_true(alone))
+        fitting = fitting - count_true(alone)
+    lines.add(FITS, fitting)
+    return fitting < request.count, lines
 
 
-def _distinct(codes: NDArray[np.int8]) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """Return the distinct lines, and for each line which of them it is."""
-    # Eight cards at a time as one word: much fewer comparisons.
-    first, group = distinct(np.ascontiguousarray(codes).view(np.uint64))
-    return codes[first].tolist(), group
-
-
-def _text(words: list[str], request: Request) -> tuple[str, bool]:
+def _text(line: dict[str, int], request: Request) -> tuple[str, bool]:
     """Return a node's text, and whether no preemption can help there."""
-    total = len(words)
+    total = sum(line.values())
     if request.count > total:
         return f"{total}/{total} {TOO_FEW}", True
-    counts = {word: words.count(word) for word in words if word != "fits"}
+    counts = {word: n for word, n in line.items() if word != FITS}
     lost = sum(n for word, n in counts.items() if word in _UNRESOLVABLE)
     text = ", ".join(sorted(f"{n}/{total} {word}" for word, n in counts.items()))
     return text, total - lost < request.count
@@ -358,6 +402,11 @@ def _of_what_they_are(ledger: Ledger, pod: PodRequest) -> NDArray[np.int8]:
     return codes
 
 
+def _counted(codes: NDArray[np.int8]) -> Numbers:
+    """Return how many cards of each row have the codes of ``_KINDS`` (codes by rows)."""
+    return np.stack([count_true(codes == code) for code in range(2, 2 + len(_KINDS))])
+
+
 def _conditions(
     ledger: Ledger, pod: PodRequest, request: Request, rows: Rows | slice
 ) -> list[tuple[str, Mask]]:
@@ -370,7 +419,7 @@ def _conditions(
     slots, total = ledger.slots_free[rows], ledger.slots_total[rows]
     need = memory_need(request, ledger.mem_total[rows])
     conditions.append((SLOTS, slots <= 0))
-    if card_policy(pod.card_policy).mutex:
+    if policy_of(pod.card_policy).mutex:
         conditions.append((EXCLUSIVE, slots < total))
     conditions.append((MEMORY, ledger.mem_free[rows] < need))
     conditions.append((CORES, ledger.core_free[rows] < request.core_pct))

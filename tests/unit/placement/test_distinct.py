@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from testbed.stack.placement import arrays
 from testbed.stack.placement.arrays import distinct, numa_nodes
 
 
@@ -20,6 +21,24 @@ def test_kinds_are_those_of_numpy(rows, columns):
     assert len(first) == len(np.unique(values, axis=0))
     for kind in range(len(first)):
         assert first[kind] == np.flatnonzero(kinds == kind)[0]
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 50, 1000])
+def test_kinds_of_many_values_are_those_of_numpy(kinds):
+    rng = np.random.default_rng(kinds)
+    values = rng.integers(-(2**62), 2**62, kinds)[rng.integers(0, kinds, 1000)]
+    known, first, which = np.unique(values, return_index=True, return_inverse=True)
+    assert [found.tolist() for found in distinct(values)] == [first.tolist(), which.tolist()]
+    assert values[distinct(values)[0]].tolist() == known.tolist()
+
+
+def test_two_kinds_at_one_place_of_the_table_are_told_apart(monkeypatch):
+    monkeypatch.setattr(arrays, "_SLOT_BITS", 1)
+    values = np.arange(1000) % 3
+    assert arrays._few_kinds(values) is None
+    first, kinds = distinct(values)
+    assert first.tolist() == [0, 1, 2]
+    assert kinds.tolist() == values.tolist()
 
 
 def test_numa_nodes_of_few_cards_and_of_many():
