@@ -70,7 +70,8 @@ class Binder:
         """Bind a pod; return "" or why it could not be bound.
 
         Whatever the failure, the reservation is given back before this returns,
-        except where nobody knows whether the Binding took effect.
+        except where nobody knows whether the Binding took effect: then it is kept for the
+        pod's next attempt, for a minute at most.
         """
         pod = PodKey(namespace=args.podnamespace, name=args.podname, uid=args.poduid)
         try:
@@ -96,7 +97,7 @@ class Binder:
             held = self._state.reservations.get(args.poduid)
             if held is not None and held.stage is Stage.RESERVED:
                 # The scheduler's attempt is over; the next one filters anew.
-                self._state.release(args.poduid)
+                self._undo(held)
             raise
 
     async def _bind(self, reservation: Reservation) -> None:
@@ -105,7 +106,7 @@ class Binder:
         try:
             await self._turn(reservation)
         except BaseException:
-            self._state.release(uid)
+            self._undo(reservation)
             raise
         if self._state.reservations.get(uid) is not reservation:
             # Deleted, or bound by somebody else, while it waited.
@@ -130,13 +131,15 @@ class Binder:
             await self._find_out(reservation, sent, error, reads=_READS)
         except ApiError as error:
             if error.status != 409:
-                self._state.release(uid)
+                if error.status == 404:
+                    reservation.unanswered = False  # the pod is gone
+                self._undo(reservation)
                 await self._unlock(reservation)
                 raise
             # Bound already: perhaps by this Binding, sent twice by a proxy.
             await self._find_out(reservation, sent, error, reads=1)
         except BaseException:
-            self._state.release(uid)
+            self._undo(reservation)
             await self._unlock(reservation)
             raise
         self._state.confirm(reservation)
@@ -148,12 +151,22 @@ class Binder:
         try:
             await self._locks.take(reservation.node, reservation.pod)
         except BaseException:
-            self._state.release(reservation.pod.uid)
+            self._undo(reservation)
             raise
+
+    def _undo(self, reservation: Reservation) -> None:
+        """Give a reservation back, unless an earlier Binding of it may still arrive."""
+        uid, node = reservation.pod.uid, reservation.node
+        if not reservation.unanswered:
+            self._state.release(uid)
+            return
+        reservation.leave_open(self._state.clock())
+        if uid not in self._state.turns.holders(node):
+            self._state.turns.end(uid, self._state.clock())  # it waits no more
 
     async def _unlock(self, reservation: Reservation) -> None:
         """Give the node's lock back after a failure; once bound it is the plugin's."""
-        if self._locks is None:
+        if self._locks is None or reservation.unanswered:
             return
         try:
             await self._locks.give_back(reservation.node, reservation.pod)
@@ -196,7 +209,8 @@ class Binder:
 
         Raises:
             ClusterError: it did not, or that cannot be told; in the latter case the
-                reservation is kept, and ends by what the watch shows or by its time.
+                reservation is kept, and ends by the pod's next attempt, by what the watch
+                shows or by its time.
         """
         uid, read = reservation.pod.uid, False
         for attempt in range(reads):
@@ -215,16 +229,18 @@ class Binder:
             bound_elsewhere = pod is not None and (pod.get("spec") or {}).get("nodeName")
             other = pod is None or (pod.get("metadata") or {}).get("uid") != uid
             if bound_elsewhere or other:
-                break  # no later read can show it bound by us
+                # No later read can show it bound by us.
+                self._state.release(uid)
+                raise lost
         if uid in self._state.bound:
             return
-        if read:
-            self._state.release(uid)
-        else:
-            reservation.stage = Stage.RESERVED
-            reservation.queued_since = self._state.clock()
-            raise AnswerLost(lost.what, why=f"{lost.why}; and the pod cannot be read") from lost
-        raise lost
+        if read and isinstance(lost, ApiError) and not reservation.unanswered:
+            self._state.release(uid)  # that was an answer
+            raise lost
+        # Not bound yet says nothing: a server that is slow may do it later.
+        reservation.leave_open(self._state.clock())
+        state = "it is not bound yet" if read else "the pod cannot be read"
+        raise AnswerLost(lost.what, why=f"{lost.why}; and {state}") from lost
 
     async def expire_turns(self) -> None:
         """Take back the turns that have lasted too long.

@@ -99,6 +99,8 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
     before = state.reservations.get(key.uid)
     if before is not None and before.stage is not Stage.RESERVED:
         raise InputError(f"the pod's bind to {before.node} is still under way")
+    if before is not None and before.unanswered:
+        return _once_more(state, before, offer)
     state.release(key.uid)
     kept = state.unnominate(key.uid)
     room = state.quotas.room(key.namespace, request.vendor)
@@ -159,6 +161,17 @@ def victims_on(state: State, node: str, priority: int) -> list[Victim]:
         if bound is not None and bound.priority < priority:
             found.append(Victim(uid=uid, priority=bound.priority, started=bound.since))
     return found
+
+
+def _once_more(state: State, before: Reservation, offer: Offer) -> Filtered:
+    """Return the same node as the last time: the Binding to it may still arrive."""
+    if before.node not in offer.names:
+        raise InputError(
+            f"the pod's Binding to {before.node} got no answer and may still arrive",
+            why="the scheduler does not offer that node now",
+        )
+    before.created, before.queued_since = state.clock(), None
+    return Filtered(result=FilterResult(NodeNames=[before.node]), pod=before.pod)
 
 
 def _already_bound(key: PodKey, node: str, offer: Offer) -> Filtered:

@@ -35,6 +35,7 @@ class PodView(msgspec.Struct, kw_only=True, gc=False):
         unreadable: Why the promise cannot be read; empty if it can.
         promised_node: ``hami.io/vgpu-node``.
         bind_phase: ``hami.io/bind-phase``.
+        left: What its plugin has still to serve, while it is being allocated.
         kinds: The life of each container, init containers first.
         counts: How many cards each of them asks for; read only with a promise.
         priority: ``spec.priority``.
@@ -50,6 +51,7 @@ class PodView(msgspec.Struct, kw_only=True, gc=False):
     unreadable: str = ""
     promised_node: str = ""
     bind_phase: str = ""
+    left: str = ""
     kinds: tuple[Kind, ...] = ()
     counts: tuple[int, ...] = ()
     priority: int = 0
@@ -101,6 +103,7 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
         kinds = _KINDS.setdefault(kinds, kinds)
     shares, unreadable = _shares(annotations, len(kinds), config)
     node = intern(str(spec.get("nodeName") or ""))
+    phase = annotations.get(names.POD_BIND_PHASE) or ""
     return PodView(
         key=pod_key(pod),
         node=node,
@@ -109,7 +112,8 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
         shares=shares,
         unreadable=unreadable,
         promised_node=annotations.get(names.POD_NODE) or "",
-        bind_phase=annotations.get(names.POD_BIND_PHASE) or "",
+        bind_phase=phase,
+        left=_left(annotations, config) if phase == names.PHASE_ALLOCATING else "",
         kinds=kinds,
         counts=_counts(members, config) if shares is not None else (),
         priority=int(spec.get("priority") or 0),
@@ -123,6 +127,10 @@ def _unschedulable(conditions: Iterable[Mapping[str, Any]]) -> bool:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return True
     return False
+
+
+def _left(annotations: Mapping[str, str], config: DeviceConfig) -> str:
+    return "|".join(annotations.get(vendor.to_allocate) or "" for vendor in vendors(config))
 
 
 def _shares(

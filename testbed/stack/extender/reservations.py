@@ -29,6 +29,9 @@ class Reservation:
         created: By the clock that expiry uses.
         created_unix: For the annotation ``hami.io/vgpu-time``.
         queued_since: When the scheduler was first seen to have put the pod back.
+        unanswered: A Binding got no answer, and may still arrive: until it cannot any more
+            (an API server gives a call up after 60 s) nobody else gets what was promised,
+            and the pod nothing else.
     """
 
     pod: PodKey
@@ -40,6 +43,13 @@ class Reservation:
     stage: Stage = Stage.RESERVED
     queued_since: float | None = None
     priority: int = 0
+    unanswered: bool = False
+
+    def leave_open(self, now: float) -> None:
+        """Keep the promise for the pod's next attempt; a Binding of it got no answer."""
+        self.stage = Stage.RESERVED
+        self.unanswered = True
+        self.queued_since = now
 
     def over(self, now: float) -> bool:
         """Whether its time is up; never while bind works on it."""

@@ -261,7 +261,7 @@ class State:
             self._charge(known)
             self.waiting.room_made()  # its init containers' peak is over
         if view.bind_phase == names.PHASE_ALLOCATING:
-            self.turns.hold(known.node, uid, self.clock())
+            self.turns.hold(known.node, uid, self.clock(), view.left)
         else:
             self.turns.end(uid, self.clock())
 

@@ -13,17 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: After this long without an outcome a turn is taken back.
+#: After this long without an outcome, or a served container, a turn is taken back.
 TURN_S = 30.0
 
 
 @dataclass(slots=True)
 class Turn:
-    """A pod that holds its node's turn."""
+    """A pod that holds its node's turn.
+
+    Attributes:
+        left: What the plugin has not served yet, as the watch showed it last.
+    """
 
     node: str
     uid: str
     since: float
+    left: str = ""
 
 
 class Turns:
@@ -51,17 +56,22 @@ class Turns:
             self._node[uid] = node
         return self._advance(node, now) == uid
 
-    def hold(self, node: str, uid: str, now: float) -> None:
+    def hold(self, node: str, uid: str, now: float, left: str = "") -> None:
         """Record a pod that was found allocating, whoever bound it.
 
-        A node can have several after a restart; then all must end before the next.
+        A node can have several after a restart; then all must end before the next. Its time
+        counts anew whenever a container was served: each may take the plugin long.
         """
         held = self._held.setdefault(node, {})
-        if uid in held:
+        turn = held.get(uid)
+        if turn is not None:
+            if turn.left and turn.left != left:
+                turn.since = now
+            turn.left = left
             return
         if uid in self._node:
             self.end(uid, now)
-        self._held.setdefault(node, {})[uid] = Turn(node, uid, now)
+        self._held.setdefault(node, {})[uid] = Turn(node, uid, now, left)
         self._node[uid] = node
 
     def restart(self, uid: str, now: float) -> None:

@@ -178,13 +178,91 @@ def test_lost_answer_of_a_binding_that_landed_is_a_success(world, reserved, args
     assert reserved["metadata"]["uid"] in world.state.bound
 
 
-def test_lost_answer_of_a_binding_that_did_not_land_rolls_back(world, reserved, args_of):
+def test_lost_answer_of_a_binding_that_has_not_landed_yet_keeps_the_promise(
+    world, reserved, args_of
+):
     rig = Rig(world, reserved)
     rig.api.fault, rig.api.lands = AnswerLost("POST got no answer"), False
-    assert "no answer" in asyncio.run(rig.binder.bind(args_of(reserved)))
+    assert "not bound yet" in asyncio.run(rig.binder.bind(args_of(reserved)))
     assert rig.api.reads > 1  # it might land a moment later
+    assert world.used()[0].mem_mib == 3000
+    assert world.filter(world.pod("other", mem=81920)).NodeNames == []  # else two would have it
+    # The next attempt gets the same, so that it does not matter which Binding arrives.
+    world.node("n2")
+    before = world.state.reservations.get(reserved["metadata"]["uid"]).shares
+    assert world.filter(reserved).NodeNames == ["n1"]
+    assert world.state.reservations.get(reserved["metadata"]["uid"]).shares == before
+    rig.api.land(rig.api.bindings[0])
+    rig.api.fault = ApiError("POST binding", 409, "already assigned")
+    assert asyncio.run(rig.binder.bind(args_of(reserved))) == ""
+    assert world.used()[0].mem_mib == 3000
+
+
+def test_promise_without_an_answer_is_given_back_when_no_binding_can_arrive(
+    world, reserved, args_of
+):
+    rig = Rig(world, reserved)
+    rig.api.fault, rig.api.lands = AnswerLost("POST got no answer"), False
+    asyncio.run(rig.binder.bind(args_of(reserved)))
+    world.clock.now += 59.5
+    world.state.drop_expired()
+    assert world.used()[0].mem_mib == 3000
+    world.clock.now += 0.5
+    world.state.drop_expired()
     assert world.used()[0].slots == 0
     assert world.state.turns.nodes() == []
+
+
+def test_promise_without_an_answer_ends_with_its_pod(world, reserved, args_of):
+    rig = Rig(world, reserved)
+    rig.api.fault, rig.api.lands = AnswerLost("POST got no answer"), False
+    asyncio.run(rig.binder.bind(args_of(reserved)))
+    rig.api.fault = ApiError("POST binding", 404, "not found")
+    assert world.filter(reserved).NodeNames == ["n1"]
+    assert "404" in asyncio.run(rig.binder.bind(args_of(reserved)))
+    assert world.used()[0].slots == 0
+    assert world.state.turns.nodes() == []
+
+
+@pytest.mark.parametrize(
+    "then", ["another node", "refused", "unreachable", "other turn"], ids=lambda x: x.split()[0]
+)
+def test_what_fails_after_a_lost_answer_does_not_give_the_promise_away(
+    world, reserved, args_of, then
+):
+    rig = Rig(world, reserved, wait=0)
+    uid = reserved["metadata"]["uid"]
+    rig.api.fault, rig.api.lands = AnswerLost("POST got no answer"), False
+    asyncio.run(rig.binder.bind(args_of(reserved)))
+    args = args_of(reserved)
+    if then == "another node":
+        args = args_of(reserved, "n2")
+    elif then == "refused":
+        rig.api.fault = ApiError("POST binding", 403, "no")
+    elif then == "unreachable":
+        rig.api.fault = Unreachable("POST could not be sent")
+    else:
+        world.state.turns.end(uid, world.clock.now)  # it lasted too long
+        world.state.turns.hold("n1", "somebody", world.clock.now)
+    assert asyncio.run(rig.binder.bind(args))
+    assert world.used()[0].mem_mib == 3000
+    assert world.state.turns.waiting("n1") == []
+    assert world.filter(reserved).NodeNames == ["n1"]
+    rig.api.land(rig.api.bindings[0])
+    rig.watch("p")
+    assert world.used()[0].mem_mib == 3000
+    assert len(world.state.reservations) == 0
+
+
+def test_node_that_is_not_offered_any_more_waits_for_the_lost_answer(world, reserved, args_of):
+    rig = Rig(world, reserved)
+    rig.api.fault, rig.api.lands = AnswerLost("POST got no answer"), False
+    asyncio.run(rig.binder.bind(args_of(reserved)))
+    world.node("n2")
+    assert "may still arrive" in world.filter(reserved, "n2").Error
+    world.clock.now += 60
+    world.state.drop_expired()
+    assert world.filter(reserved, "n2").NodeNames == ["n2"]
 
 
 def test_lost_answer_and_no_reading_keeps_the_reservation_for_a_while(world, reserved, args_of):

@@ -8,6 +8,7 @@ when every pod is gone the ledger is empty.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 
@@ -39,6 +40,7 @@ class Server:
     def __init__(self):
         self.pods = {}
         self.fault = None
+        self.late = []  # Bindings without an answer that are done later
 
     async def bind(self, binding):
         fault, self.fault = self.fault, None
@@ -46,6 +48,14 @@ class Server:
             raise ApiError("POST binding", 403, "no")
         if fault == "lost before":
             raise AnswerLost("POST binding")
+        if fault == "late":
+            self.late.append(binding)
+            raise AnswerLost("POST binding")
+        self.do(binding)
+        if fault == "lost after":
+            raise AnswerLost("POST binding")
+
+    def do(self, binding):
         pod = self.pods.get(binding["metadata"]["uid"])
         if pod is None:
             raise ApiError("POST binding", 404, "gone")
@@ -53,8 +63,6 @@ class Server:
             raise ApiError("POST binding", 409, "bound")
         pod["spec"]["nodeName"] = binding["target"]["name"]
         pod["metadata"].setdefault("annotations", {}).update(binding["metadata"]["annotations"])
-        if fault == "lost after":
-            raise AnswerLost("POST binding")
 
     async def read_pod(self, namespace, name):
         return next((p for p in self.pods.values() if p["metadata"]["name"] == name), None)
@@ -81,6 +89,7 @@ class Extender(RuleBasedStateMachine):
     def start(self):
         """A new process: it lists what is there."""
         self.backlog.clear()
+        self.server.late.clear()  # promises on their way do not outlast the process
         self.state = State(DeviceConfig(), clock=lambda: self.now, wall=lambda: 5.0)
         self.binder = Binder(
             self.state, self.server, label=False, report=lambda *_: None, turn_wait_s=0,
@@ -165,15 +174,15 @@ class Extender(RuleBasedStateMachine):
         answer = handler.filter_pods(self.state, wire.decode_filter(body)).result
         if answer.NodeNames:
             assert set(answer.NodeNames) <= offered
-            assert not set(answer.NodeNames) & self.away or pod["metadata"]["uid"] in (
-                self.state.bound
-            )
+            held = self.state.reservations.get(pod["metadata"]["uid"])
+            again = held is None or held.unanswered  # bound, or perhaps bound
+            assert again or not set(answer.NodeNames) & self.away
         elif not answer.Error:
             assert set(answer.FailedNodes) == offered
 
     @rule(
         data=st.data(),
-        fault=st.sampled_from((None, None, None, "refused", "lost before", "lost after")),
+        fault=st.sampled_from((None, None, None, "refused", "lost before", "lost after", "late")),
         wrong=st.booleans(),
     )
     def bind(self, data, fault, wrong):
@@ -194,6 +203,15 @@ class Extender(RuleBasedStateMachine):
             assert bound == node
         if bound:
             self.tell(pod)
+
+    @precondition(lambda self: self.server.late)
+    @rule()
+    def arrive(self):
+        """A slow server does what it was told long ago."""
+        binding = self.server.late.pop(0)
+        with contextlib.suppress(ApiError):
+            self.server.do(binding)
+            self.tell(self.server.pods[binding["metadata"]["uid"]])
 
     @precondition(lambda self: self.backlog)
     @rule(twice=st.booleans())
@@ -234,6 +252,8 @@ class Extender(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((1, 30, 61, 1000)))
     def wait(self, seconds):
         self.now += seconds
+        if seconds > 60:
+            self.server.late.clear()  # it gives up whatever takes longer
         self.state.drop_expired()
         asyncio.run(self.binder.expire_turns())
 

@@ -76,6 +76,16 @@ def test_time_of_a_turn(turns):
     assert turns.holders("n") == []
 
 
+def test_each_served_container_renews_a_turn(turns):
+    turns.ask("n", "a", 0)
+    turns.hold("n", "a", 1, "x;y;")
+    turns.hold("n", "a", 20, "x;y;")  # an update of something else
+    assert turns.expired(TURN_S)
+    turns.hold("n", "a", 20, ";y;")
+    assert turns.expired(TURN_S + 19) == []
+    assert turns.expired(TURN_S + 20)
+
+
 def test_a_pod_that_moves_leaves_its_old_node(turns, woken):
     turns.ask("n", "a", 0)
     turns.ask("n", "b", 0)
