@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,8 @@ CALL_S = 5.0
 #: The API server ends a watch after this, and we begin a new one.
 WATCH_S = 240
 _PAGE = 500
+#: How often, and how far apart, a call is made that got no answer.
+_TRIES, _PAUSE_S = 4, 1.0
 
 
 class ApiError(ClusterError):
@@ -41,6 +43,23 @@ class AnswerLost(ClusterError):
 
 class Unreachable(ClusterError):
     """The call was never sent."""
+
+
+async def insist(
+    call: Callable[[], Awaitable[None]],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Make a call again that got no answer; for calls that do no harm when done twice.
+
+    Raises:
+        ClusterError: it was refused, or got no answer for the last time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return await call()
+        except (AnswerLost, Unreachable):
+            await sleep(_PAUSE_S)
+    return await call()
 
 
 class Api:

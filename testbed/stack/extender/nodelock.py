@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from testbed.errors import InputError
 from testbed.stack import names
-from testbed.stack.extender.api import ApiError
+from testbed.stack.extender.api import AnswerLost, ApiError
 from testbed.stack.model import PodKey
 
 #: How often, and how far apart, a lock is tried that somebody else changed meanwhile.
@@ -95,6 +95,7 @@ class NodeLocks:
                 time and again.
             ClusterError: the API server does not answer.
         """
+        lost: AnswerLost | None = None
         for _ in range(_TRIES):
             found = await self._api.read_node(node)
             if found is None:
@@ -107,12 +108,19 @@ class NodeLocks:
             value = {names.NODE_LOCK: encode_lock(pod, self._wall())}
             try:
                 await self._api.annotate_node(node, value, str(metadata.get("resourceVersion")))
+            except AnswerLost as error:
+                # It may be ours now, or become so: whoever holds it may take it again.
+                lost = error
+                await self._sleep(_PAUSE_S)
+                continue
             except ApiError as error:
                 if error.status != 409:
                     raise
                 await self._sleep(_PAUSE_S)
                 continue
             return
+        if lost is not None:
+            raise lost
         raise InputError(f"node {node} could not be locked", why="others were faster each time")
 
     async def give_back(self, node: str, pod: PodKey) -> None:
@@ -121,6 +129,7 @@ class NodeLocks:
         Raises:
             ClusterError: the API server does not answer.
         """
+        lost: AnswerLost | None = None
         for _ in range(_TRIES):
             found = await self._api.read_node(node)
             metadata = (found or {}).get("metadata") or {}
@@ -131,12 +140,18 @@ class NodeLocks:
                 await self._api.annotate_node(
                     node, {names.NODE_LOCK: None}, str(metadata.get("resourceVersion"))
                 )
+            except AnswerLost as error:
+                lost = error
+                await self._sleep(_PAUSE_S)
+                continue
             except ApiError as error:
                 if error.status != 409:
                     raise
                 await self._sleep(_PAUSE_S)
                 continue
             return
+        if lost is not None:
+            raise lost
 
     async def _free(self, lock: NodeLock, pod: PodKey) -> bool:
         if lock.owned_by(pod) or self._wall() - lock.taken >= self._lasts_s:

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +20,7 @@ from aiohttp import web
 from testbed.errors import ClusterError, CodecError, InputError
 from testbed.stack import names
 from testbed.stack.extender import debug, memory
-from testbed.stack.extender.api import Api, ApiError
+from testbed.stack.extender.api import AnswerLost, Api, ApiError, Unreachable, insist
 from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.follow import Follower
 from testbed.stack.extender.handler import filter_pods, preempt, refused
@@ -209,7 +211,7 @@ class Extender:
                     continue
                 text = f"evicted for {pod} (of a higher priority), which needs cards of {plan.node}"
                 try:
-                    await self._api.evict(bound.pod)
+                    await insist(partial(self._api.evict, bound.pod))
                 except ClusterError as error:
                     if isinstance(error, ApiError) and error.status in (404, 409):
                         continue  # gone already
@@ -229,13 +231,25 @@ class Extender:
             self._room.clear()
             if not self.state.leads:
                 continue
-            for pod in self.state.waiting.take(self.state.clock()):
-                log.debug("%s may fit now", pod)
+            pods = deque(self.state.waiting.take(self.state.clock()))
+            while pods:
+                log.debug("%s may fit now", pods[0])
+                stamp = {names.POD_ROOM_MADE: str(int(self.state.wall()))}
                 try:
-                    stamp = {names.POD_ROOM_MADE: str(int(self.state.wall()))}
-                    await self._api.annotate_pod(pod, stamp)
+                    await self._api.annotate_pod(pods[0], stamp)
+                except (AnswerLost, Unreachable) as error:
+                    log.debug("%s not woken yet: %s", pods[0], error.text())
+                    break
                 except ClusterError as error:
-                    log.debug("%s not woken: %s", pod, error.text())
+                    log.debug("%s not woken: %s", pods[0], error.text())
+                pods.popleft()
+            if not pods:
+                continue
+            await asyncio.sleep(_TICK_S)
+            for pod in pods:
+                if self.state.waiting.get(pod.uid) is not None:
+                    self.state.waiting.refused(pod, self.state.clock())
+            self._room.set()
 
     async def _tick(self) -> None:
         while True:

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.errors import InputError
 from testbed.stack import names
-from testbed.stack.extender.api import ApiError
+from testbed.stack.extender.api import AnswerLost, ApiError, Unreachable, insist
 from testbed.stack.extender.leadership import Leadership
 from testbed.stack.extender.nodelock import NodeLocks, decode_lock, encode_lock
 from testbed.stack.model import PodKey
@@ -66,6 +66,7 @@ class Nodes:
         self.version = 1
         self.pods = dict(pods)
         self.conflicts = 0
+        self.lost = 0  # so many writes are done and get no answer
 
     async def read_node(self, name):
         if name != "n":
@@ -93,6 +94,9 @@ class Nodes:
                 self.annotations.pop(key, None)
             else:
                 self.annotations[key] = value
+        if self.lost:
+            self.lost -= 1
+            raise AnswerLost("PATCH node got no answer")
 
 
 def locks(api, now=1_790_000_000.0):
@@ -155,7 +159,52 @@ def test_a_node_that_others_change_is_tried_again_but_not_for_ever():
         asyncio.run(locks(Nodes()).take("gone", A))
 
 
+def test_a_lock_whose_write_got_no_answer_is_looked_up():
+    api = Nodes()
+    api.lost = 1
+    asyncio.run(locks(api).take("n", A))
+    assert decode_lock(api.annotations[names.NODE_LOCK]).owned_by(A)
+    api.lost = 1
+    asyncio.run(locks(api).give_back("n", A))
+    assert api.annotations == {}
+    api.lost = 100
+    with pytest.raises(AnswerLost):
+        asyncio.run(locks(api).take("n", A))
+
+
 def test_the_lock_has_hamis_form():
     assert encode_lock(A, 0) == "1970-01-01T00:00:00Z,ns,a"
     assert decode_lock("") is None
     assert decode_lock("1970-01-01T00:00:05+00:00,ns,a").taken == 5
+
+
+# --- calls without an answer -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("faults", "calls", "raised"),
+    [
+        ([], 1, None),
+        ([AnswerLost("x"), Unreachable("x"), AnswerLost("x")], 4, None),
+        ([AnswerLost("x")] * 4, 4, AnswerLost),
+        ([AnswerLost("x"), ApiError("x", 429, "budget")], 2, ApiError),
+        ([ApiError("x", 404, "gone")], 1, ApiError),
+    ],
+)
+def test_a_call_without_an_answer_is_made_again_and_a_refused_one_is_not(faults, calls, raised):
+    made, pauses, left = [], [], list(faults)
+
+    async def call():
+        made.append(1)
+        if left:
+            raise left.pop(0)
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    if raised is None:
+        asyncio.run(insist(call, sleep))
+    else:
+        with pytest.raises(raised):
+            asyncio.run(insist(call, sleep))
+    assert (len(made), len(pauses)) == (calls, calls - 1)

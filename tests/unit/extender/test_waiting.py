@@ -9,10 +9,13 @@ import pytest
 from testbed.errors import ClusterError
 from testbed.stack import names
 from testbed.stack.config import DeviceConfig
+from testbed.stack.extender import server
+from testbed.stack.extender.api import AnswerLost, Unreachable
 from testbed.stack.extender.server import Extender
 from testbed.stack.extender.state import State
 from testbed.stack.extender.waiting import MOST, WINDOW_S, Waiting
 from testbed.stack.model import PodKey
+from testbed.stack.placement import PodRequest
 
 
 def key(number):
@@ -121,3 +124,36 @@ def test_the_extender_annotates_the_waiting_pods_and_goes_on_after_a_failure():
         return api.woken
 
     assert asyncio.run(scenario()) == [("uid-2", {names.POD_ROOM_MADE: "42"})]
+
+
+@pytest.mark.parametrize("fault", [AnswerLost, Unreachable])
+def test_a_pod_whose_wake_up_got_no_answer_is_woken_again(fault, monkeypatch):
+    monkeypatch.setattr(server, "_TICK_S", 0.0)
+
+    class Slow(RecordingApi):
+        calls = 0
+
+        async def annotate_pod(self, pod, annotations):
+            self.calls += 1
+            if self.calls <= 2:
+                raise fault("PATCH got no answer")
+            await super().annotate_pod(pod, annotations)
+
+    async def scenario():
+        state = State(DeviceConfig(), clock=lambda: 1.0, wall=lambda: 42.0)
+        api = Slow(broken="")
+        extender = Extender(state, api, label=True)
+        work = asyncio.create_task(extender._wake())
+        try:
+            for number in (1, 2, 3):
+                state.waiting.refused(key(number), 1.0, PodRequest(containers=(), kinds=()))
+            state.waiting.forget("uid-3")
+            state.waiting.room_made()
+            async with asyncio.timeout(60):
+                while len(api.woken) < 2:
+                    await asyncio.sleep(0.005)
+        finally:
+            work.cancel()
+        return [uid for uid, _ in api.woken]
+
+    assert asyncio.run(scenario()) == ["uid-1", "uid-2"]
