@@ -149,6 +149,7 @@ class Plugin:
         self._due = {"health": 0.0, "register": 0.0, "sweep": 0.0}
         self._complaint = ""
         self._ready = False
+        self._word = ""  # an operator's, which is being taken away
         #: Where /healthz is served once ``run`` has begun.
         self.http_port = 0
 
@@ -193,8 +194,13 @@ class Plugin:
             # Our rights are to patch the node, and a patch answers with what it has.
             text = self._api.patch_node({}).get(names.NODE_CARDS_RECOVERED, "")
             if text:
-                _log.info("annotation %s=%s read and taken away", names.NODE_CARDS_RECOVERED, text)
+                self._word = text
                 self._api.patch_node({names.NODE_CARDS_RECOVERED: None})
+            else:
+                text = self._word  # it was taken away by a call that got no answer
+            self._word = ""
+            if text:
+                _log.info("annotation %s=%s read and taken away", names.NODE_CARDS_RECOVERED, text)
         except ApiError as error:
             _log.warning("the node cannot be read: %s", error.text())
             return ""

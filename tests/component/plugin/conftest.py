@@ -38,8 +38,8 @@ class FakeApi:
         self.closing = False
         #: Watches that are older end with 410, as after a compaction.
         self.oldest = 0
-        #: So many patches of pods are done and never answered.
-        self.stalls = 0
+        #: Text of patches that are done and never answered, each once.
+        self.stalls: list[str] = []
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -57,9 +57,9 @@ class FakeApi:
 
             def do_PATCH(self) -> None:
                 assert self.headers["Content-Type"] == "application/merge-patch+json"
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                status, document = fake.patch(self.path, body)
-                if not fake.stall(self.path):
+                raw = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                status, document = fake.patch(self.path, json.loads(raw))
+                if not fake.stall(raw):
                     self._send(status, document)
 
             def _send(self, status: int, document: object) -> None:
@@ -176,12 +176,13 @@ class FakeApi:
                 self._event("MODIFIED", target)
             return 200, target
 
-    def stall(self, path: str) -> bool:
-        """Wait until everything ends, if this call is to get no answer; tell whether it was."""
+    def stall(self, body: str) -> bool:
+        """Wait until everything ends, if this patch is to get no answer; tell whether it was."""
         with self.changed:
-            if not self.stalls or "/pods/" not in path:
+            found = next((text for text in self.stalls if text in body), None)
+            if found is None:
                 return False
-            self.stalls -= 1
+            self.stalls.remove(found)
             while not self.closing:
                 if not self.changed.wait(DEADLINE_S):
                     break

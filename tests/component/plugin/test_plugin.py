@@ -222,10 +222,10 @@ def test_api_server_that_writes_and_does_not_answer_fails_no_pod(
     kubelet = start_kubelet()
     kubelet.wait(lambda: len(kubelet.devices) == 10, "devices")
     pod = api.put(bound_pod("a", f"{GPU},NVIDIA,1024,10:;"))
-    api.stalls = 1
+    api.stalls = [names.POD_BIND_PHASE]
     (answer,) = kubelet.admit("ns", "a", ("main", 1))
     assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1024m"
-    assert api.stalls == 0
+    assert api.stalls == []
     uid = pod["metadata"]["uid"]
     assert api.annotation(uid, names.POD_BIND_PHASE) == names.PHASE_SUCCESS
     assert (plugin.hook / "containers" / f"{uid}_main").is_dir()
@@ -307,8 +307,9 @@ def test_health_reaches_kubelet_and_node_and_comes_back(
     eventually(told, "the node's annotation says so again")
 
 
+@pytest.mark.parametrize("stalls", [False, True], ids=["", "the word's end gets no answer"])
 def test_an_xid_keeps_new_pods_away_until_an_operator_says_so(
-    plugin: Running, api: Any, start_kubelet: Any
+    plugin: Running, api: Any, start_kubelet: Any, stalls: bool
 ) -> None:
     """N4, N5: applications' errors and contained ones change nothing; others do, and stay."""
     kubelet = start_kubelet()
@@ -329,10 +330,12 @@ def test_an_xid_keeps_new_pods_away_until_an_operator_says_so(
     (line,) = [x for x in plugin.metrics().splitlines() if x.startswith("vgpu_card_healthy{")]
     assert line.endswith(" 0.0")
     with api.changed:
+        api.stalls = [names.NODE_CARDS_RECOVERED] if stalls else []
         annotations[names.NODE_CARDS_RECOVERED] = GPU
     kubelet.wait(lambda: set(kubelet.devices.values()) == {"Healthy"}, "healthy again")
     eventually(told, "the node's annotation says so again")
     eventually(lambda: names.NODE_CARDS_RECOVERED not in annotations, "the word is taken away")
+    assert api.stalls == []
 
 
 def test_the_policy_on_xids_is_the_configurations(plugin: Running, start_kubelet: Any) -> None:
