@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from testbed.card.spec import cards_text
 from testbed.errors import ClusterError, InputError, TestbedError
 from testbed.lab import cache
 from testbed.lab.cluster.kind import choice as choices
-from testbed.lab.cluster.kind import drift, gpu, gpu_nodes, layout, own, packages
+from testbed.lab.cluster.kind import drift, gpu, gpu_nodes, layout, own, packages, reach
 from testbed.lab.cluster.kind.create import Creation
 from testbed.lab.cluster.kind.parts import Parts
 from testbed.lab.cluster.kind.record import Record, mount_list
@@ -252,11 +251,7 @@ class KindCluster(NamedCluster[Record]):
     def _reach(self, record: Record) -> tuple[str, ...]:
         if not record.own or own.init_of(record.token) is None:
             return ()
-        host = record.environment.get("DOCKER_HOST", "")
-        return (
-            f"it runs in an own {record.engine.capitalize()}, which goes with it"
-            + (f"; for docker and kind: export DOCKER_HOST={shlex.quote(host)}" if host else ""),
-        )
+        return (reach.told(record),)
 
 
 def _address(item: Mapping[str, Any]) -> str:
