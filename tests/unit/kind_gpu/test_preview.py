@@ -13,7 +13,15 @@ from testbed.card.spec import parse_nodes
 from testbed.cli.main import app
 from testbed.errors import InputError
 from testbed.lab import images
-from testbed.lab.cluster.kind import choice, gpu, gpu_cards, gpu_host, preview, toolkit
+from testbed.lab.cluster.kind import (
+    choice,
+    engine,
+    gpu,
+    gpu_cards,
+    gpu_host,
+    preview,
+    toolkit,
+)
 from testbed.lab.cluster.protocol import ClusterSpec
 from testbed.lab.progress import QuietProgress
 from testbed.lab.testbed import Testbed, cluster_spec
@@ -107,6 +115,17 @@ def test_cards_that_the_machine_has_not_are_an_error(h200):
     assert asked("--cards", "nvidia:2").exit_code == 2
     assert asked("--cards", "nvidia:device=0;nvidia:device=0").exit_code == 2
     assert asked("--cards", "nvidia;t4").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [(choice.OWN_VARIABLE, "mine"), (engine.VARIABLE, "dokcer")]
+)
+def test_a_mistyped_variable_is_an_error_as_for_up(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    done = asked("--cards", "t4", "-o", "json")
+    assert done.exit_code == 2 and value in json.loads(done.stdout)["error"]["what"]
+    monkeypatch.delenv(variable)
+    assert asked("--cards", "t4", "-o", "json").exit_code == 0
 
 
 def test_a_process_cluster_has_no_dry_run_and_no_real_cards():

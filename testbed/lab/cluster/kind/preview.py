@@ -89,7 +89,8 @@ def preview(
         gpus: The plan for real cards; without it made for this machine where it is needed.
 
     Raises:
-        InputError: cards that there are not, or that this machine has not.
+        InputError: cards that there are not, or that this machine has not; a variable names
+            no engine.
     """
     if gpus is None:
         gpus = gpu_nodes.planned(nodes)
@@ -153,7 +154,12 @@ def _node(
 
 
 def _engine() -> choice.Choice | str:
-    """Return which engine it would be, or why none: such a machine can be asked all the same."""
+    """Return which engine it would be, or why none: such a machine can be asked all the same.
+
+    Raises:
+        InputError: a variable names no engine or no way.
+    """
+    choice.asked_program()  # a mistyped wish is an error, not a reason
     try:
         return choice.look()
     except TestbedError as error:
