@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 CUT = "[redacted]"
-#: Tokens (three parts of base64 with a JSON head), private keys, and what a header carries.
+#: Tokens (three parts of base64 with a JSON head; the middle one is left out where what is signed
+#: lies beside it, as in kubeadm's cluster-info), private keys, and what a header carries.
 _SECRET = re.compile(
-    rb"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
+    rb"eyJ[\w-]{8,}\.(?:[\w-]{8,})?\.[\w-]{8,}"
     rb"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----"
     rb"|(?<=(?i:bearer ))[\w.~+/-]{16,}=*",
     re.DOTALL,

@@ -12,13 +12,19 @@ TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJlLWhlcmU"
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEE\n-----END EC PRIVATE KEY-----"
 
 
-@pytest.mark.parametrize("secret", [TOKEN, KEY, "Authorization: Bearer abcdefghijklmnop1234"])
+#: The signature that kubeadm writes beside a kubeconfig which everybody may read (RFC 7515, F).
+DETACHED = "eyJhbGciOiJIUzI1NiIsImtpZCI6ImFiY2RlZiJ9..c2lnbmF0dXJlLWhlcmU"
+
+
+@pytest.mark.parametrize(
+    "secret", [TOKEN, DETACHED, KEY, "Authorization: Bearer abcdefghijklmnop1234"]
+)
 def test_secrets_in_a_text(secret):
     text = f"before {secret} after".encode()
     found = redact(text)
     assert found.startswith(b"before ") and found.endswith(b" after")
     assert b"[redacted]" in found
-    for part in (b"eyJ", b"MHcC", b"abcdefghijkl"):
+    for part in (b"eyJ", b"c2lnbm", b"MHcC", b"abcdefghijkl"):
         assert part not in found
 
 
