@@ -209,10 +209,14 @@ def _percent_need(ledger: Ledger, percent: int) -> NDArray[np.int32]:
 
 
 def _enough(fits: Mask, count: int) -> Mask:
-    if count == 1 and fits.shape[1] == 8:  # one word a row: any bit will do
-        some: Mask = np.ascontiguousarray(fits).view(np.uint64)[:, 0] != 0
+    words = np.ascontiguousarray(fits).view(np.uint64)
+    if words.shape[1] > 1:
+        several: Mask = count_true(fits) >= count
+        return several
+    if count == 1:  # one word a row: any bit will do
+        some: Mask = words[:, 0] != 0
         return some
-    enough: Mask = count_true(fits) >= count
+    enough: Mask = np.bitwise_count(words)[:, 0] >= count
     return enough
 
 
@@ -320,12 +324,19 @@ def bonus(ledger: Ledger, pod: PodRequest) -> Floats:
     cores) *with* the pod on it (HAMi #1699, #2870): ``ledger.grade`` and this.
     """
     slots, mem, mem_pct, cores = _asked(pod)
+    few = ledger.few_kinds()
+    # One after the other, so that nodes that are alike get exactly the same. A percentage is
+    # of one card; over unequal cards of a node the mean is meant.
+    if few:
+        return np.array(
+            [
+                slots * by_slots + mem * by_mem + cores * by_cores + mem_pct / (100 * (cards or 1))
+                for by_slots, by_mem, by_cores, cards in few
+            ]
+        )
     inverse, cards = ledger.kinds()
-    # One after the other, so that nodes that are alike get exactly the same.
     added: Floats = slots * inverse[0] + mem * inverse[1] + cores * inverse[2]
-    if mem_pct:
-        # A percentage is of one card; over unequal cards of a node the mean is meant.
-        added += mem_pct / (100 * np.maximum(cards, 1))
+    added += mem_pct / (100 * np.maximum(cards, 1))
     return added
 
 
@@ -335,10 +346,11 @@ def _asked(pod: PodRequest) -> tuple[int, int, int, int]:
     lasting = [
         r for r, k in zip(pod.containers, pod.kinds, strict=True) if r.count and k is not Kind.INIT
     ]
-    counted = lasting or [max(pod.containers, key=lambda r: r.count)]
-    return (
-        sum(r.count for r in counted),
-        sum(r.count * (r.mem_mib or 0) for r in counted),
-        sum(r.count * (r.mem_pct or 0) for r in counted),
-        sum(r.count * r.core_pct for r in counted),
-    )
+    slots = mem = mem_pct = cores = 0
+    for request in lasting or [max(pod.containers, key=lambda r: r.count)]:
+        count = request.count
+        slots += count
+        mem += count * (request.mem_mib or 0)
+        mem_pct += count * (request.mem_pct or 0)
+        cores += count * request.core_pct
+    return slots, mem, mem_pct, cores

@@ -16,6 +16,8 @@ from testbed.stack.placement.offer import Index
 
 #: Arrays that are remembered of what cards are; each is as large as a grid.
 _REMEMBERED = 32
+#: So few kinds of nodes are computed with one by one: numpy's calls would take longer.
+_FEW_KINDS = 16
 
 
 def _objects(values: Sequence[object]) -> NDArray[np.object_]:
@@ -46,6 +48,7 @@ class Nodes(Grids):
         #: Nodes with the same totals and number of cards are of one kind.
         self._kinds: dict[tuple[int, int, int, int], int] = {}
         self._kind_parts: tuple[Floats, Numbers] = (np.zeros((3, 0)), np.zeros(0, np.int64))
+        self._few_kinds: list[tuple[float, float, float, int]] = []
 
     def set_node(
         self,
@@ -200,8 +203,17 @@ class Nodes(Grids):
         many cards it has; ``kind`` says which row is of which."""
         if len(self._kind_parts[1]) != len(self._kinds):
             found: Numbers = np.array(list(self._kinds), np.int64).T
-            self._kind_parts = (1 / np.maximum(found[:3], 1), found[3])
+            inverse, cards = 1 / np.maximum(found[:3], 1), found[3]
+            self._kind_parts = (inverse, cards)
+            self._few_kinds = []
+            if len(cards) <= _FEW_KINDS:
+                self._few_kinds = list(zip(*inverse.tolist(), cards.tolist(), strict=True))
         return self._kind_parts
+
+    def few_kinds(self) -> list[tuple[float, float, float, int]]:
+        """Return what ``kinds`` does in plain numbers; empty where there are many kinds."""
+        self.kinds()
+        return self._few_kinds
 
     def links(self, rows: Rows | slice) -> Numbers:
         """Return what links are worth (rows by cards by cards); 0 where nobody says.

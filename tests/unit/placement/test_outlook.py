@@ -10,9 +10,10 @@ import pytest
 from testbed.stack.model import Card, Constraint, Request
 from testbed.stack.placement import Kind, PodRequest
 from testbed.stack.placement import ledger as ledger_module
+from testbed.stack.placement import nodes as nodes_module
 from testbed.stack.placement import outlook as outlook_module
 from testbed.stack.placement.effective import Charge
-from testbed.stack.placement.fit import may_fit
+from testbed.stack.placement.fit import bonus, may_fit
 from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.outlook import Outlook, outlook
 from testbed.stack.placement.single import may_fit_row
@@ -149,3 +150,19 @@ def test_nodes_that_are_alike_score_the_same():
     ledger.release("a-5")
     ledger.promise("a-5", "node-5", {"GPU-5-0": charge})
     assert len(set(outlook(ledger, pod).key.tolist())) == 1
+
+
+def test_few_kinds_of_nodes_and_many_get_exactly_the_same_bonus(monkeypatch):
+    rng = random.Random(7)
+    few, many = Ledger(), Ledger()
+    for node in range(NODES):
+        cards = some_cards(rng, node)
+        few.set_node(f"n{node}", cards)
+        many.set_node(f"n{node}", cards)
+    pods = [some_pod(rng) for _ in range(200)]
+    found = [bonus(few, pod) for pod in pods]
+    assert few.few_kinds()
+    monkeypatch.setattr(nodes_module, "_FEW_KINDS", 0)
+    for pod, added in zip(pods, found, strict=True):
+        assert np.array_equal(bonus(many, pod), added)
+    assert not many.few_kinds()
