@@ -17,6 +17,10 @@ from sys import intern
 from testbed.errors import CodecError
 from testbed.stack.model import ContainerShares, PodShares, Share
 
+#: Amounts of memory that were met, each kept as one object.
+_AMOUNTS: dict[int, int] = {}
+_MOST_AMOUNTS = 16384
+
 
 def encode_pod_shares(shares: PodShares) -> str:
     """Return the annotation text, one ``;`` for each container."""
@@ -91,7 +95,12 @@ def _decode_device(item: str, whole: str) -> Share:
         ) from error
     if mem_mib < 0 or core_pct < 0:
         raise CodecError(f"device list {whole!r} cannot be read", why=f"{item!r} is negative")
-    # A large cluster names each card in many pods, and few vendors.
+    # A large cluster names each card in many pods, few vendors and few amounts.
     return Share(
-        uuid=intern(fields[0]), vendor=intern(fields[1]), mem_mib=mem_mib, core_pct=core_pct
+        uuid=intern(fields[0]),
+        vendor=intern(fields[1]),
+        mem_mib=_AMOUNTS.setdefault(mem_mib, mem_mib)
+        if len(_AMOUNTS) < _MOST_AMOUNTS
+        else _AMOUNTS.get(mem_mib, mem_mib),
+        core_pct=core_pct,
     )

@@ -61,6 +61,15 @@ class Bound(msgspec.Struct, kw_only=True, gc=False):
             self._shares = None
 
     @property
+    def counted(self) -> bool:
+        """Whether its quota's use is ``amount``; ``Quotas`` remembers that of others."""
+        return self._shares is None
+
+    def amount(self) -> tuple[int, int]:
+        """Return MiB and percent that a pod that is ``counted`` takes of all cards."""
+        return sum(self._held[3::4]), sum(self._held[4::4])
+
+    @property
     def vendor(self) -> str:
         """The word of the vendor of the cards of a pod that is ``plain``."""
         return self._vendor if self._shares is None else self._shares[0][0].vendor

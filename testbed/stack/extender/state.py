@@ -208,6 +208,7 @@ class State:
         bound = self.bound.pop(uid, None)
         if bound is not None:
             self._uncount(bound.priority)
+            self._count(bound, -1)
         self._give_back(uid)
         self.unnominate(uid)
         self.turns.end(uid, self.clock())
@@ -232,6 +233,13 @@ class State:
     def _give_back(self, uid: str) -> None:
         self.ledger.release(uid)
         self.quotas.release(uid)
+
+    def _count(self, bound: Bound, sign: int) -> None:
+        """Count a pod against its namespace's quota, or give back what it counted, where
+        what it holds says how much."""
+        if bound.counted:
+            mem, core = bound.amount()
+            self.quotas.add(bound.pod.namespace, sign * mem, sign * core, bound.vendor)
 
     def _uncount(self, priority: int) -> None:
         self._priorities[priority] -= 1
@@ -291,9 +299,9 @@ class State:
         if held:
             # Most pods of a large list: what follows would take three times as long.
             self.ledger.hold(uid, held)
-            mem, core = sum(held[3::4]), sum(held[4::4])
-            self.quotas.count(uid, bound.pod.namespace, mem, core, bound.vendor)
-            bound.keep(held)
+            if not bound.counted:
+                bound.keep(held)
+                self._count(bound, +1)
             return
         shares = bound.shares
         charges = fold(shares, bound.kinds, initialised=bound.initialised)
@@ -371,6 +379,8 @@ class State:
             since=self.clock(),
         )
         bound.slim(self.ledger.held(uid))
+        if bound.counted:
+            self.quotas.hand_over(uid)
         self._priorities[reservation.priority] += 1
 
     def drop_expired(self) -> list[Reservation]:

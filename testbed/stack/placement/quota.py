@@ -86,24 +86,33 @@ class Quotas:
             number = self._scopes[scope] = len(self._scope_of)
             self._scope_of.append(scope)
         self._pods[uid] = _packed(number, mem, core)
+        self.add(namespace, mem, core, vendor)
+
+    def add(self, namespace: str, mem: int, core: int, vendor: str) -> None:
+        """Count MiB and percent of a pod that the caller remembers, or, below 0, what it
+        gives back: of the many pods that are on their nodes nothing is kept twice."""
+        scope = (namespace, vendor)
         used = self._used.get(scope)
         if used is None:
             used = self._used[scope] = [0, 0]
         used[0] += mem
         used[1] += core
-
-    def release(self, uid: str) -> None:
-        """Give a pod's use back, once."""
-        held = self._pods.pop(uid, None)
-        if held is None:
-            return
-        number, mem, core = _unpacked(held)
-        scope = self._scope_of[number]
-        used = self._used[scope]
-        used[0] -= mem
-        used[1] -= core
         if used == [0, 0]:
             del self._used[scope]
+
+    def hand_over(self, uid: str) -> None:
+        """Let the caller remember from now on what a pod uses; it stays counted."""
+        self._pods.pop(uid, None)
+
+    def release(self, uid: str) -> bool:
+        """Give a pod's use back, once; False where nothing is remembered of it."""
+        held = self._pods.pop(uid, None)
+        if held is None:
+            return False
+        number, mem, core = _unpacked(held)
+        namespace, vendor = self._scope_of[number]
+        self.add(namespace, -mem, -core, vendor)
+        return True
 
     def used(self, namespace: str, vendor: str = VENDOR_NVIDIA) -> Amount:
         mem, core = self._used.get((namespace, vendor), (0, 0))

@@ -297,3 +297,34 @@ def test_a_bound_pod_tells_the_shares_that_it_was_promised(world):
         assert any(promised)
         world.state.confirm(reservation)
         assert world.state.bound[pod["metadata"]["uid"]].shares == promised
+
+
+def quota_used(world):
+    used = world.state.quotas.used("ns")
+    return used.mem_mib, used.core_pct
+
+
+def test_a_pod_counts_once_against_its_quota_however_it_came_to_its_node(world):
+    world.node(count=2)
+    first = world.pod("first", mem=3000, cores=30)
+    world.filter(first)
+    (reservation,) = world.state.reservations
+    assert quota_used(world) == (3000, 30)
+    world.state.confirm(reservation)
+    world.state.confirm(reservation)
+    assert quota_used(world) == (3000, 30)
+    both = "GPU-n1-0,NVIDIA,500,5:GPU-n1-1,NVIDIA,500,5:;"
+    second = world.bound(world.pod("second", mem=500, count=2), "n1", both)
+    third = world.bound(
+        world.pod("third", containers=[700, 0], cores=7), "n1", "GPU-n1-0,NVIDIA,700,7:;;"
+    )
+    for pod in (second, third, second, third):
+        world.state.pod_changed(pod)
+        world.state.pod_changed({**pod, "status": {"phase": "Running"}})
+    assert quota_used(world) == (4700, 47)
+    # Of pods on their nodes what they hold says what they use.
+    assert set(world.state.quotas._pods) == {third["metadata"]["uid"]}
+    for pod in (second, first, third, second, first):
+        world.state.pod_gone(pod["metadata"]["uid"])
+    assert quota_used(world) == (0, 0)
+    assert not world.state.quotas._pods
