@@ -17,6 +17,8 @@ from sys import intern
 from testbed.errors import CodecError
 from testbed.stack.model import ContainerShares, PodShares, Share
 
+_MOST = 2**31 - 1  # HAMi's numbers are int32
+
 #: Amounts of memory that were met, each kept as one object.
 _AMOUNTS: dict[int, int] = {}
 _MOST_AMOUNTS = 16384
@@ -93,8 +95,10 @@ def _decode_device(item: str, whole: str) -> Share:
         raise CodecError(
             f"device list {whole!r} cannot be read", why=f"{item!r} holds a non-number"
         ) from error
-    if mem_mib < 0 or core_pct < 0:
-        raise CodecError(f"device list {whole!r} cannot be read", why=f"{item!r} is negative")
+    if not (0 <= mem_mib <= _MOST and 0 <= core_pct <= _MOST):
+        raise CodecError(
+            f"device list {whole!r} cannot be read", why=f"{item!r} is not from 0 to {_MOST}"
+        )
     # A large cluster names each card in many pods, few vendors and few amounts.
     return Share(
         uuid=intern(fields[0]),

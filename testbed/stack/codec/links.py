@@ -24,7 +24,7 @@ def decode_links(text: str) -> dict[str, dict[str, int]]:
             str(entry["uuid"]): {str(k): _worth(v) for k, v in (entry.get("score") or {}).items()}
             for entry in json.loads(text)
         }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CodecError("link scores cannot be read", why=repr(error)) from error
 
 

@@ -8,7 +8,7 @@ card, each card ended by ``:``) is read too and can be written.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from sys import intern
 
 from testbed.errors import CodecError
@@ -21,6 +21,10 @@ _NO_MORE: Mapping[str, object] = {}
 _SAME: dict[int, int] = {}
 _KINDS = 256
 _NUMBERS = ("index", "count", "devmem", "devcore", "numa")
+#: HAMi's fields are int32; NUMA node -1 is the kernel's word for none.
+_LEAST, _MOST = -1, 2**31 - 1
+#: More than any machine has. A ledger's rows are as wide as the widest node.
+_MOST_CARDS = 256
 
 
 def encode_register(cards: Iterable[Card]) -> str:
@@ -47,11 +51,16 @@ def decode_register(text: str) -> tuple[Card, ...]:
     if not body:
         return ()
     if body.startswith("["):
-        return _decode_json(body)
-    return tuple(
-        _decode_text(item, position)
-        for position, item in enumerate(p for p in body.split(":") if p.strip())
-    )
+        cards = _decode_json(body)
+    else:
+        items = [item for item in body.split(":") if item.strip()]
+        cards = tuple(_decode_text(item, position) for position, item in enumerate(items))
+    if len(cards) > _MOST_CARDS:
+        raise CodecError(
+            "register annotation cannot be used",
+            why=f"it has {len(cards)} cards, and a node has {_MOST_CARDS} at most",
+        )
+    return cards
 
 
 def _encode_json(card: Card) -> dict[str, object]:
@@ -75,7 +84,7 @@ def _encode_json(card: Card) -> dict[str, object]:
 def _decode_json(body: str) -> tuple[Card, ...]:
     try:
         entries = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError("register annotation cannot be read", why=str(error)) from error
     if not isinstance(entries, list):
         raise CodecError("register annotation cannot be read", why="it is not a list")
@@ -90,6 +99,7 @@ def _decode_entry(entry: object) -> Card:
         if not {int}.issuperset(map(type, numbers)):
             for key in _NUMBERS:
                 _integer(entry, key)
+        _bounded(numbers)
         return Card(
             uuid=intern(entry["id"]),
             index=index,
@@ -118,6 +128,16 @@ def _same(number: int) -> int:
     return _SAME.get(number, number)
 
 
+def _bounded(numbers: Sequence[int]) -> None:
+    """Refuse numbers that no card has, in the order of ``_NUMBERS``."""
+    if min(numbers) >= 0 and max(numbers) <= _MOST:
+        return
+    for key, number in zip(_NUMBERS, numbers, strict=True):
+        least = _LEAST if key == "numa" else 0
+        if not least <= number <= _MOST:
+            raise ValueError(f"{key} is {number}, not from {least} to {_MOST}")
+
+
 def _integer(entry: dict[str, object], key: str) -> None:
     """Refuse a field that is no integer."""
     value = entry.get(key, 0)
@@ -132,15 +152,18 @@ def _decode_text(item: str, position: int) -> Card:
             "register annotation cannot be read", why=f"card {item!r} has {len(fields)} fields"
         )
     try:
+        slots, mem_mib, core_pct, numa = (int(fields[at]) for at in (1, 2, 3, 5))
+        index = int(fields[7]) if len(fields) > 7 else position
+        _bounded((index, slots, mem_mib, core_pct, numa))
         return Card(
             uuid=fields[0],
-            slots=int(fields[1]),
-            mem_mib=int(fields[2]),
-            core_pct=int(fields[3]),
+            slots=slots,
+            mem_mib=mem_mib,
+            core_pct=core_pct,
             model=fields[4],
-            numa=int(fields[5]),
+            numa=numa,
             healthy=fields[6].strip().lower() == "true",
-            index=int(fields[7]) if len(fields) > 7 else position,
+            index=index,
             mode=fields[8] if len(fields) > 8 else MODE_HAMI_CORE,
         )
     except ValueError as error:

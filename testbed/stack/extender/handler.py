@@ -104,7 +104,7 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
     state.release(key.uid)
     kept = state.unnominate(key.uid)
     room = state.quotas.room(key.namespace, request.vendor)
-    priority = int(spec.get("priority") or 0)
+    priority = _priority(spec)
     choice = decide(state.ledger, request, offer, room)
     if choice is None and len(state.nominations) and state.nominations.below(priority):
         # What is kept for others is kept for their priority, too.
@@ -137,6 +137,13 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
         pod=key,
         event=summary(reasons.counts),
     )
+
+
+def _priority(spec: dict[str, Any]) -> int:
+    found = spec.get("priority") or 0
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise InputError(f"spec.priority of the pod is {str(found)[:80]!r}, not a whole number")
+    return found
 
 
 def _plan(
@@ -306,7 +313,7 @@ def preempt(state: State, args: PreemptArgs) -> PreemptResult:
         return PreemptResult(NodeNameToMetaVictims=given)
     key = pod_key(pod)
     room = state.quotas.room(key.namespace, request.vendor)
-    priority = int((pod.get("spec") or {}).get("priority") or 0)
+    priority = _priority(pod.get("spec") or {})
     kept = state.unnominate(key.uid)
     result = {}
     for node, victims in given.items():

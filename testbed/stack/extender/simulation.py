@@ -18,6 +18,7 @@ from testbed.errors import CodecError
 from testbed.stack import names
 from testbed.stack.codec.links import decode_links
 from testbed.stack.devices.vendor import vendors
+from testbed.stack.extender.pods import NodePart
 from testbed.stack.extender.registers import offers
 from testbed.stack.extender.state import State
 from testbed.stack.extender.wire import FilterResult
@@ -37,8 +38,9 @@ def simulate(state: State, pod: Mapping[str, Any], nodes: msgspec.Raw) -> Filter
     try:
         given = msgspec.json.decode(nodes, type=dict[str, Any])
         items = [dict(item) for item in given.get("items") or ()]
+        msgspec.convert(items, type=list[NodePart])
         by_name = {str(item["metadata"]["name"]): item for item in items}
-    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CodecError("Nodes cannot be read", why=str(error)) from error
     request = pod_request(pod, state.config)
     if not request.asks:

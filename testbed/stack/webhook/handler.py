@@ -133,7 +133,8 @@ def _unchanged(request: Json, context: Context, keys: tuple[str, ...]) -> Json:
 
 def _trusted(request: Json, context: Context) -> bool:
     user = request.get("userInfo")
-    return isinstance(user, dict) and user.get("username") in context.writers
+    name = user.get("username") if isinstance(user, dict) else None
+    return isinstance(name, str) and name in context.writers
 
 
 def _resource(request: Json) -> str:

@@ -93,9 +93,13 @@ def test_nothing_is_no_cards(text):
         "[", "[1]", "[{}]", '[{"id":5}]', '[{"id":""}]', '[{"id":"g","devmem":"x"}]',
         '[{"id":"g","index":1.5}]', '[{"id":"g","count":true}]', "GPU-a", "a,b,c,d,e,f,g",
         "a,1,1,1,m,0", ",1,1,1,m,0,true", "a,1,1,1,m,0,true,x",
+        "[" * 5000, '[{"id":"g","devmem":2147483648}]', '[{"id":"g","count":-1}]',
+        '[{"id":"g","devmem":99999999999999999999}]', '[{"id":"g","numa":-2}]',
+        "a,1,99999999999999999999,1,m,0,true", "a,1,1,1,m,0,true,-1",
+        '[{"id":"g"}' + ',{"id":"g"}' * 256 + "]", "a,1,1,1,m,0,true:" * 257,
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused(text):
+def test_what_cannot_be_read_or_used_is_refused(text):
     with pytest.raises(CodecError, match="register annotation"):
         decode_register(text)
 

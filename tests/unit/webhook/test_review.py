@@ -433,6 +433,18 @@ def test_misshapen_pods_are_refused_with_a_reason(found):
     assert refused(found)
 
 
+@pytest.mark.parametrize("user", [None, [], {}, "x", {"username": []}, {"username": {"a": 1}}, 5])
+@pytest.mark.parametrize("key", ["userInfo", "username"])
+def test_who_cannot_be_read_is_not_trusted(user, key):
+    found = pod(container(limits={GPU: "1"}))
+    forged = pod(container(limits={GPU: "1"}), metadata={"annotations": {names.POD_NODE: "n"}})
+    document = envelope(forged)
+    more = {"operation": "UPDATE", "oldObject": found}
+    more["userInfo"] = user if key == "userInfo" else {"username": user}
+    answer = review(document | {"request": document["request"] | more}, Context())
+    assert not answer["response"]["allowed"]
+
+
 json_values = st.recursive(
     st.none()
     | st.booleans()
