@@ -67,11 +67,18 @@ def table(bench: ExtenderBench) -> str:
     from testbed.lab.report.table import columns
 
     rows = [
-        (case, f"{found['p50']:.3f} ms", f"{found['p99']:.3f} ms", f"{bench.per_s[case]:,.0f}")
+        (
+            case,
+            f"{found['p50']:.3f} ms",
+            f"{found['p99']:.3f} ms",
+            f"{bench.per_s[case]:,.0f}",
+            f"{bench.cpu_ms[case]:.3f} ms" if case in bench.cpu_ms else "-",
+            f"{bench.waited_ms[case]:.3f} ms" if case in bench.waited_ms else "-",
+        )
         for case, found in bench.filter_ms.items()
     ]
     lines = [
-        columns(("FILTER", "MEDIAN", "P99", "A SECOND"), rows),
+        columns(("FILTER", "MEDIAN", "P99", "A SECOND", "CPU OF IT", "WAITED FOR CPU"), rows),
         f"{bench.nodes:,} nodes of {bench.cards} cards, {bench.pods:,} pods; "
         f"read in {bench.load_s:.2f} s; {bench.rss_mb:.0f} MB (at most {bench.rss_peak_mb:.0f})",
         f"requests of {bench.payload_kb:.0f} kB, {bench.shapes} mixed shapes, "

@@ -32,6 +32,7 @@ import yaml
 from testbed.errors import ClusterError, InputError
 from testbed.lab.bench import madeup
 from testbed.lab.bench.reference import Reference
+from testbed.lab.bench.scheduled import Scheduled, scheduled
 from testbed.lab.deploy.scheduler import EXTENDER_ENVIRONMENT
 from testbed.lab.progress import ConsoleProgress
 from testbed.stack.certificates.sets import make as make_certificates
@@ -56,7 +57,14 @@ class Decision:
 
 @dataclass(slots=True, kw_only=True)
 class ExtenderBench:
-    """What was measured; times in milliseconds, memory in MB (10^6 bytes)."""
+    """What was measured; times in milliseconds, memory in MB (10^6 bytes).
+
+    Attributes:
+        cpu_ms: What the extender itself computed for a decision, by case.
+        waited_ms: How long it waited in one for a processor that others had; both empty
+            where the kernel does not count it.
+        start_cpu_s: What it computed from its start until it had read the cluster.
+    """
 
     nodes: int
     cards: int
@@ -72,6 +80,9 @@ class ExtenderBench:
     differences: list[str]
     shapes: int
     several_pct: float
+    cpu_ms: dict[str, float] = field(default_factory=dict)
+    waited_ms: dict[str, float] = field(default_factory=dict)
+    start_cpu_s: float | None = None
     calls: dict[str, int] = field(default_factory=dict)
 
 
@@ -126,11 +137,17 @@ def measure(
             served = Served(Path(folder), api.url)
         with served:
             load_s = served.load_s()
+            start = scheduled(served.pid)
+            had: dict[str, Scheduled] = {}
             client = served.client()
             decisions: list[Decision] = []
             for case in madeup.CASES:
+                before = scheduled(served.pid)
                 with progress.step(f"{requests} requests: {case}"):
                     decisions += _ask(client, case, requests, cluster.names, rng)
+                after = scheduled(served.pid)
+                if before is not None and after is not None:
+                    had[case] = after - before
             client.close()
             rss, peak = served.memory_mb()
             reserved = served.document("/debug/reservations")["reservations"]
@@ -160,6 +177,9 @@ def measure(
         differences=differences,
         shapes=len({json.dumps(_shape(pod), sort_keys=True) for pod in mixed}),
         several_pct=round(100 * len(several) / max(1, len(mixed)), 1),
+        cpu_ms={case: round(one.ran_ns / requests / 1e6, 3) for case, one in had.items()},
+        waited_ms={case: round(one.waited_ns / requests / 1e6, 3) for case, one in had.items()},
+        start_cpu_s=None if start is None else round(start.ran_ns / 1e9, 2),
         calls=dict(api.calls),
     )
 
