@@ -67,10 +67,10 @@ cards = st.builds(
     uuid=words,
     index=st.integers(0, 16),
     slots=st.integers(0, 100),
-    mem_mib=st.integers(0, 2**31),
+    mem_mib=st.integers(0, 2**31 - 1),
     core_pct=st.integers(0, 400),
     model=words,
-    numa=st.integers(0, 8),
+    numa=st.integers(-1, 8),
     mode=st.sampled_from(["hami-core", "mig"]),
     healthy=st.booleans(),
 )
