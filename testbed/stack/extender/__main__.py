@@ -16,7 +16,6 @@ from testbed.stack import names
 from testbed.stack.config import DeviceConfig, load
 from testbed.stack.extender.api import Api
 from testbed.stack.extender.connection import from_kubeconfig, in_cluster
-from testbed.stack.extender.http2 import PROTOCOL
 from testbed.stack.extender.leadership import Leadership
 from testbed.stack.extender.server import (
     LABELS_FROM,
@@ -26,12 +25,13 @@ from testbed.stack.extender.server import (
     serve,
 )
 from testbed.stack.extender.state import State
+from testbed.stack.extender.verbs import HTTP2
 from testbed.stack.tls import server_context
 
 log = logging.getLogger("testbed.stack.extender")
 
 #: kube-scheduler takes the first, where its binds share one connection.
-PROTOCOLS = (PROTOCOL, "http/1.1")
+PROTOCOLS = (HTTP2, "http/1.1")
 #: Common names of the certificates that a scheduler of ours, or a stock one, shows.
 SCHEDULERS = (names.SCHEDULER_NAME, "system:kube-scheduler")
 

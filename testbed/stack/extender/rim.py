@@ -14,12 +14,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from aiohttp import web
 
-from testbed.stack.extender.http2 import PROTOCOL, Http2
-from testbed.stack.extender.verbs import IDLE_S, REQUEST_S, Answer, Verbs, date
+from testbed.stack.extender.verbs import HTTP2, IDLE_S, REQUEST_S, Answer, Verbs, date
+
+if TYPE_CHECKING:
+    from testbed.stack.extender.http2 import Http2
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +99,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         admitted = self._verbs.admits(transport)
         tls = transport.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() == PROTOCOL:
-            self._verbs.connections[PROTOCOL] += 1
+        if tls is not None and tls.selected_alpn_protocol() == HTTP2:
+            # Where nobody speaks it, its library takes no memory.
+            from testbed.stack.extender.http2 import Http2
+
+            self._verbs.connections[HTTP2] += 1
             self._become(Http2(self._verbs, admitted, self._open2))
             return
         self._verbs.connections["http/1.1"] += 1

@@ -11,6 +11,8 @@ from time import time
 
 from aiohttp import web
 
+#: HTTP/2 as TLS names it (ALPN).
+HTTP2 = "h2"
 #: A request that has begun must have arrived after this: the scheduler waits no longer.
 REQUEST_S = 30.0
 #: Go's clients close idle connections after 90 s; who closes first loses requests.
