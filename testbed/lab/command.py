@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -124,6 +125,18 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         for late in came:
             signal.raise_signal(late)
+
+
+def leashed(*arguments: str | Path) -> list[str]:
+    """Return a command that is killed when the thread that starts it ends, however it ends.
+
+    It is for programs that are of no use alone, beside a clean-up that may not come to
+    run (SIGKILL). The process keeps its number. Where util-linux's ``setpriv`` is missing
+    it is the command itself.
+    """
+    setpriv = shutil.which("setpriv")
+    leash = (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
+    return [str(each) for each in (*leash, *arguments)]
 
 
 def _kill_group(pid: int) -> None:

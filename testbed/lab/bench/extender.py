@@ -33,6 +33,7 @@ from testbed.errors import ClusterError, InputError
 from testbed.lab.bench import madeup
 from testbed.lab.bench.reference import Reference
 from testbed.lab.bench.scheduled import Scheduled, scheduled
+from testbed.lab.command import leashed
 from testbed.lab.deploy.scheduler import EXTENDER_ENVIRONMENT
 from testbed.lab.progress import ConsoleProgress
 from testbed.stack.certificates.sets import make as make_certificates
@@ -382,13 +383,13 @@ class Served:
             (folder / name).write_text(text)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [
+                leashed(
                     sys.executable, "-m", "testbed.stack.extender",
                     f"--kubeconfig={folder / 'kubeconfig'}", f"--cert={folder / 'tls.crt'}",
                     f"--key={folder / 'tls.key'}", f"--client-ca={folder / 'ca.crt'}",
                     f"--port={self._port}", "--observe-host=127.0.0.1",
                     f"--observe-port={self._observe}",
-                ],
+                ),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env=os.environ | EXTENDER_ENVIRONMENT,
             )  # fmt: skip

@@ -33,6 +33,7 @@ from testbed.lab.bench import madeup
 from testbed.lab.bench.extender import Served, free_port
 from testbed.lab.bench.scraped import mean_ms, sums, writes
 from testbed.lab.cluster.protocol import Progress
+from testbed.lab.command import leashed
 from testbed.lab.deploy.scheduler import scheduler_configuration
 from testbed.lab.deploy.values import StackImages, StackValues
 from testbed.stack import names
@@ -313,7 +314,7 @@ class _Plane:
     def _start(self, name: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             self._running[name] = subprocess.Popen(
-                [str(self._tools / name), *arguments],
+                leashed(self._tools / name, *arguments),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
             )  # fmt: skip
 

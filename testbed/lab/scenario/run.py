@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ import yaml
 
 from testbed.errors import InputError, TestbedError
 from testbed.lab import cache, use
-from testbed.lab.command import uninterrupted
+from testbed.lab.command import leashed, uninterrupted
 from testbed.lab.report.files import write_all
 from testbed.lab.scenario.cases import Case, checked_parameters, load_parameters, load_question
 from testbed.lab.scenario.failure import last_error
@@ -204,9 +203,7 @@ def _papermill(
         ]
         # Killed with us, however we end: a notebook that went on alone would disturb the
         # next run. The kernel ends by itself when papermill does.
-        setpriv = shutil.which("setpriv")
-        if setpriv:
-            argv = [setpriv, "--pdeathsig", "KILL", "--", *argv]
+        argv = leashed(*argv)
         env = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,3 +134,46 @@ def test_environment_and_folder(tmp_path: Path) -> None:
         environ={"A": "b"},
     )
     assert text.split() == [str(tmp_path), "b"]
+
+
+#: Starts a program with and one without a leash; each says in its pipe that it is there.
+_MIDDLE = """
+import subprocess, sys
+from testbed.lab.command import leashed
+for make, pipe in ((leashed, sys.argv[1]), (lambda *all: list(all), sys.argv[2])):
+    says = f"import os, sys; os.write({pipe}, b'x'); sys.stdin.read()"
+    subprocess.Popen(make(sys.executable, "-c", says), pass_fds=[int(pipe)])
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv")
+def test_what_is_leashed_ends_with_who_started_it() -> None:
+    leash, alone = os.pipe(), os.pipe()
+
+    def heard(pipe: tuple[int, int], within_s: float) -> bytes | None:
+        """Return what came: nothing when nobody holds the other end any more."""
+        return os.read(pipe[0], 1) if select.select([pipe[0]], [], [], within_s)[0] else None
+
+    theirs = [leash[1], alone[1]]
+    try:
+        middle = subprocess.Popen(
+            [sys.executable, "-c", _MIDDLE, *map(str, theirs)],
+            stdin=subprocess.PIPE,
+            pass_fds=theirs,
+        )
+    finally:
+        for end in theirs:
+            os.close(end)
+    with middle:
+        try:
+            assert (heard(leash, 60), heard(alone, 60)) == (b"x", b"x")
+            middle.kill()
+            assert heard(leash, 60) == b""
+            assert heard(alone, 0) is None
+        finally:
+            middle.kill()
+    # Its standard input has ended now.
+    assert heard(alone, 60) == b""
+    os.close(leash[0])
+    os.close(alone[0])

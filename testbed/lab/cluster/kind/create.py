@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import secrets
-import shutil
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,15 +154,13 @@ class Creation:
         self.folders.config.write_text(config.text(document))
         text = f"create the kind cluster in {engine.shown()}"
         # Killed with this command: kind would go on alone, beside the `down` that comes next.
-        setpriv = shutil.which("setpriv")
         with self.progress.step(text) as step:
             command.run(
-                [
-                    *((setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()),
+                command.leashed(
                     *(record.kind, "create", "cluster", "--name", self.name, "--retain"),
                     *("--config", self.folders.config),
                     *("--kubeconfig", self.folders.kubeconfig),
-                ],
+                ),
                 what="kind cannot create the cluster",
                 timeout_s=_CREATE_S,
                 tell=lambda line: step.update(line.strip(" •✓✗")),
