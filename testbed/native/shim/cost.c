@@ -7,6 +7,8 @@
 #define TRUST (3 * VGPU_SEC) /* so long a clean measurement is believed beside a neighbour */
 #define STEADY (10 * VGPU_SEC)
 #define EXPLAINED 1.2   /* kappa up to which a neighbour may explain longer measurements */
+#define FAR 20.0        /* so many times as long is the parameters' doing, and more than kappa makes good */
+#define FAR_OUTLIERS 3  /* in a row */
 
 struct vgpu_cost_entry *vgpu_cost_find(struct vgpu_costs *costs, uint64_t key) {
     uint64_t start = key * 0x9e3779b97f4a7c15ull >> 52;
@@ -50,6 +52,17 @@ static void note_outlier(struct vgpu_cost_entry *k, double x, const struct vgpu_
     }
     if (x < k->least_outlier) k->least_outlier = x;
     if (x > k->most_outlier) k->most_outlier = x;
+}
+
+/* Outliers may all be a neighbour's doing (a card that shares its processors lengthens every
+ * kernel): the kernel takes longer only where NVML too says that we use more than we book. What
+ * lasts longer than a slice is lengthened as a rule, and kappa makes that good, but for what is far
+ * beyond: a kernel whose parameters made it a hundred times as long. */
+static bool grew(const struct vgpu_cost_entry *k, double x, const struct vgpu_budget *budget,
+                 const struct vgpu_regime *regime) {
+    if (!vgpu_is_long(x)) return k->outliers >= OUTLIERS && regime->kappa[0] > EXPLAINED;
+    return k->outliers >= FAR_OUTLIERS && k->least_outlier > FAR * k->estimate &&
+           (regime->kappa[vgpu_is_long(k->estimate)] > EXPLAINED || vgpu_ledger_behind(budget));
 }
 
 /* Without NVML what events say is charged in full, unless the kernel's cost is known from
@@ -114,13 +127,11 @@ double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
         return fix;
     }
     note_outlier(k, x, budget);
-    /* They may all be a neighbour's doing (a card that shares its processors lengthens every
-     * kernel): only where NVML too says that we use more than we book. */
-    if (!lone && k->outliers >= OUTLIERS && !vgpu_is_long(x)) {
-        if (regime->kappa[0] > EXPLAINED) {
-            vgpu_ledger_dearer(budget, vgpu_is_long(k->estimate), k->least_outlier / k->estimate);
-            k->estimate = k->least_outlier;
-        }
+    if (!lone && grew(k, x, budget, regime)) {
+        vgpu_ledger_dearer(budget, vgpu_is_long(k->estimate), k->least_outlier / k->estimate);
+        k->estimate = k->least_outlier;
+        k->outliers = 0;
+    } else if (!lone && k->outliers >= OUTLIERS && !vgpu_is_long(x)) {
         k->outliers = 0;
     }
     if (!lone || raw || fix <= 0) return fix;

@@ -8,6 +8,7 @@
 #define MOST_SAVED (300.0 * VGPU_MS)
 #define RAGGED VGPU_MS          /* a turn may end so much too late */
 #define PATIENCE (60 * VGPU_MS) /* beyond one launch's length and the end that a turn was told to have */
+#define ROUND (30 * VGPU_MS)    /* no turn of short kernels is told to last longer */
 #define SULK 20                 /* so many times as long no turns are taken afterwards */
 #define GRACE (1500 * VGPU_US)  /* for one that waited longer to take its turn */
 #define LOOK (500 * VGPU_US)    /* at the page, while waiting */
@@ -116,6 +117,11 @@ static enum vgpu_reason turn_gate(struct vgpu_meter *m, const struct vgpu_regime
     if (waiting->turn_since == 0) {
         waiting->turn_since = now;
         int64_t told = turns->free_at - now, own = ours ? vgpu_meter_busy(m, now) : 0;
+        /* A turn's loss is soon made good, that of a long kernel's is not: whoever waits for one
+         * with shorter ones of his own has what the card's switching gives him. (Without NVML
+         * only turns tell what one used.) */
+        int64_t most = cost > (double)ROUND ? (int64_t)cost : ROUND;
+        if (!regime->raw && told > most) told = most;
         waiting->patience = PATIENCE + (int64_t)cost + (told > own ? told : own);
         vgpu_meter_close_all(m, thread, regime, now);
     }

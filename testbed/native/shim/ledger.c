@@ -27,6 +27,7 @@ struct vgpu_tuning vgpu_tuning = {
 #define MOST_KAPPA 3.0
 #define LEAST_GAIN 0.8
 #define MOST_GAIN 1.25
+#define BEHIND (200 * VGPU_MS) /* more than a long kernel that lies across two samples */
 
 static uint64_t get(const uint64_t *word) {
     return atomic_load_explicit((const _Atomic uint64_t *)word, memory_order_relaxed);
@@ -253,6 +254,10 @@ static void calibrate_kappa(const struct vgpu_budget *budget, double used,
     if (sum[j] > 20.0 * VGPU_MS)
         put(&ledger->kappa_ppm[j],
             (uint64_t)(clamp((all - other * sum[!j]) / sum[j], LEAST_KAPPA, MOST_KAPPA) * PPM));
+}
+
+bool vgpu_ledger_behind(const struct vgpu_budget *budget) {
+    return get_signed(&budget->ledger->residual_ns) > BEHIND;
 }
 
 static void set_kappa(struct vgpu_ledger *ledger, bool is_long, double before, double after) {

@@ -94,6 +94,9 @@ void vgpu_ledger_suspend(const struct vgpu_budget *budget, double device_ns);
 void vgpu_ledger_cheaper(const struct vgpu_budget *budget, bool is_long, double ratio);
 void vgpu_ledger_dearer(const struct vgpu_budget *budget, bool is_long, double ratio);
 
+/* Whether NVML saw much more of us beside a neighbour than we charged. */
+bool vgpu_ledger_behind(const struct vgpu_budget *budget);
+
 /* Work runs at `now` that was launched before its process began to measure: NVML's samples of
  * until now are left out of all calibration. */
 void vgpu_ledger_unmeasured(const struct vgpu_budget *budget, int64_t now);

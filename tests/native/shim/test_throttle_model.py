@@ -221,6 +221,29 @@ def test_neighbours_of_another_kind(kernels: tuple[object, object], clock: str) 
     assert off(second, 60, "ten") <= 2.5
 
 
+@pytest.mark.parametrize("pattern", ["deep", "sync"])
+@pytest.mark.parametrize("pair", [(60, 20), (70, 30), (80, 10), (30, 60)])
+@pytest.mark.parametrize("kernels", [(200_000, 5), (200_000, 1_000), (100_000, 20_000)])
+def test_short_kernels_beside_long_ones(
+    kernels: tuple[int, int], pair: tuple[int, int], pattern: str
+) -> None:
+    """Who waits for the end of a long kernel loses what he would have had (14 of 20, 5 of 10)."""
+    first, second = run(
+        tenants=2,
+        limit0=pair[0],
+        limit1=pair[1],
+        kernel0=kernels[0],
+        kernel1=kernels[1],
+        pattern0=pattern,
+        seconds=33,
+    )["tenants"]
+    assert off(first, pair[0], "ten") <= 2 + kernels[0] / 100_000
+    assert second["ten"][1] <= pair[1] + 2
+    # Where hardly anything is left over, what the card's switching costs is lacking.
+    assert second["ten"][0] >= pair[1] - (2 if sum(pair) < 90 else 3.5)
+    assert first["share"] == pytest.approx(pair[0], abs=2)
+
+
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_three_tenants(clock: str) -> None:
     got = shares(tenants=3, limit0=20, limit1=30, limit2=40, kernel="mix", clock=clock, seconds=43)
@@ -476,6 +499,23 @@ def test_a_kernel_that_begins_to_take_another_time(kernel: int, later: int, patt
     assert tenant["seconds"][3:6] == pytest.approx([60] * 3, abs=4)
     # Five seconds to learn it.
     assert tenant["seconds"][11:] == pytest.approx([60] * 6, abs=4)
+
+
+@pytest.mark.parametrize("clock", CLOCKS)
+@pytest.mark.parametrize("kernel", [20, 2_000])
+def test_a_kernel_that_grows_far_beside_a_neighbour(kernel: int, clock: str) -> None:
+    """Three at a time, each waited for. A neighbour may lengthen a long kernel, and NVML's
+    correction makes good three times its cost: not a hundred times (it had 80 of 60)."""
+    scenario = {"tenants": 2, "limit0": 60, "limit1": 20, "clock": clock, "kernel1": 1_000}
+    scenario |= {"kernel0": kernel, "pattern0": "sync", "burst0": 3, "seconds": 36}
+    tenants = run(**scenario, later0=200_000, later_at0=6)["tenants"]
+    grown = tenants[0]["seconds"]
+    # Five seconds to learn it, and a kernel more or less in the ten that follow.
+    assert sum(grown[11:21]) / 10 < 60 + 2 + 2
+    assert sum(grown[21:]) / 15 < 60 + 2 + 2
+    if clock == "sharing":
+        assert sum(grown[11:]) / 25 > 60 - 4
+        assert tenants[1]["share"] == pytest.approx(20, abs=1)
 
 
 @pytest.mark.parametrize(("before", "after"), [(20, 60), (60, 10)])
