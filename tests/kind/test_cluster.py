@@ -143,6 +143,20 @@ def test_kind_and_kubectl_know_it(docker):
     kind = kind_tools.find()
     assert kind is not None
     assert inside(docker, str(kind), "get", "clusters").split() == [NAME]
+    # What status says to export leads there, also from a shell that has neither of the two.
+    (told,) = docker.json("status", "--name", NAME)["reach"]
+    export = told[told.index("export ") :]
+    names = "docker ps --format '{{.Names}}'"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{export} && kind get clusters && {names}"],
+        env={key: value for key, value in os.environ.items() if not key.startswith("DOCKER_")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    nodes = {f"{NAME}-control-plane", f"{NAME}-worker"}
+    assert set(done.stdout.split()) == {NAME, *nodes}
     config = yaml.safe_load((docker.state / NAME / "kubeconfig").read_text())
     assert config["current-context"] == f"kind-{NAME}"
     assert (docker.state / NAME / "kubeconfig").stat().st_mode & 0o777 == 0o600
