@@ -12,7 +12,8 @@ import msgspec
 
 from testbed.errors import ClusterError, DeployError, TestbedError
 from testbed.lab.deploy.common import MONITOR, NAME, SCHEDULER
-from testbed.lab.kube import Kube
+from testbed.lab.deploy.diagnosis import pod_ready
+from testbed.lab.kube import Kube, Object
 from testbed.stack import names
 
 UNKNOWN = "unknown"
@@ -227,16 +228,13 @@ def waiting(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
 
 
 def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
-    pods = [
-        pod["metadata"]["name"]
-        for pod in kube.list("v1", "Pod", namespace, labels=f"{NAME}={SCHEDULER}")
-        if "deletionTimestamp" not in pod["metadata"]
-    ]
-    if not pods:
+    pods = kube.list("v1", "Pod", namespace, labels=f"{NAME}={SCHEDULER}")
+    here = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    if not here:
         raise DeployError(
             f"no scheduler runs in namespace {namespace}", hint="deploy the stack first"
         )
-    pod = leading(kube, namespace, pods)
+    pod = leading(kube, namespace, here)
     try:
         answer = json.loads(kube.pod_proxy(namespace, pod, names.PORT_EXTENDER_OBSERVE, path))
     except (ValueError, ClusterError) as error:
@@ -251,17 +249,19 @@ def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
     return answer
 
 
-def leading(kube: Kube, namespace: str, pods: Sequence[str]) -> str:
-    """Return that of the scheduler's pods which holds the lease; without one the newest.
+def leading(kube: Kube, namespace: str, pods: Sequence[Object]) -> str:
+    """Return the name of that of the scheduler's pods which holds the lease.
 
-    The others promise nothing, and know of no pod that was refused.
+    The others promise nothing, and know of no pod that was refused. Where none of them holds
+    it (the one that did was just deleted), a ready one: a new one has no address at first.
     """
-    if len(pods) == 1:
-        return pods[0]
+    known = [pod["metadata"]["name"] for pod in sorted(pods, key=pod_ready)]
+    if len(known) == 1:
+        return str(known[0])
     lease = kube.find("coordination.k8s.io/v1", "Lease", SCHEDULER, namespace) or {}
     holder = str((lease.get("spec") or {}).get("holderIdentity") or "")
     # kube-scheduler calls itself <host>_<uuid>, and a pod's host is its name.
-    return next((pod for pod in pods if holder.rpartition("_")[0] == pod), pods[-1])
+    return str(next((name for name in known if holder.rpartition("_")[0] == name), known[-1]))
 
 
 def _read(

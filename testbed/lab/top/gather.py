@@ -76,7 +76,7 @@ def _monitor(kube: Kube, stack: str, pod: str, node: str, span_s: float) -> Node
 
 def _ledger(kube: Kube, stack: str, problems: list[str]) -> dict[str, Any] | None:
     pods = [
-        pod["metadata"]["name"]
+        pod
         for pod in kube.list("v1", "Pod", stack, labels=f"{NAME}={SCHEDULER}")
         if "deletionTimestamp" not in pod["metadata"]
     ]

@@ -140,10 +140,14 @@ def test_extenders_books() -> None:
 
 def test_of_two_extenders_the_one_that_leads_is_asked() -> None:
     kube = FakeKube()
+    labels = {"labels": {"app.kubernetes.io/name": "vgpu-scheduler"}}
     for name in ("s-1", "s-2"):
-        kube.add("Pod", name, NS, metadata={"labels": {"app.kubernetes.io/name": "vgpu-scheduler"}})
+        kube.add("Pod", name, NS, metadata=labels)
         kube.proxies[(name, 9395, "/debug/reservations")] = lambda _, n=name: {"by": n}
-    assert reservations(kube) == {"by": "s-2"}  # nobody holds the lease yet: the newest
+    assert reservations(kube) == {"by": "s-2"}  # nobody holds the lease yet: any
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    kube.add("Pod", "s-1", NS, metadata=labels, status=ready)
+    assert reservations(kube) == {"by": "s-1"}  # the other may have no address yet
     for holder in ("s-1", "s-2"):
         spec = {"holderIdentity": f"{holder}_0a1b-2c"}
         kube.add("Lease", "vgpu-scheduler", NS, spec=spec)
