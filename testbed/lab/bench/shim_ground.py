@@ -21,6 +21,7 @@ from testbed.card.spec import CardSpec
 from testbed.errors import TestbedError
 from testbed.lab import shell
 from testbed.lab.bench import feeder
+from testbed.lab.bench.scheduled import scheduled
 from testbed.lab.bench.shim_rows import Run, Shares, settled, shares_between
 from testbed.lab.cluster.protocol import Progress
 from testbed.native import artifacts, card, page
@@ -264,17 +265,9 @@ def _tenant(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subp
 
 
 def _waited_ns(pid: int) -> int | None:
-    """Return how long the threads of a process have waited for a processor, ns.
-
-    Source: Documentation/scheduler/sched-stats.rst of Linux, /proc/<pid>/schedstat: time on a
-    processor, time on a run queue, slices. None where the kernel does not count it.
-    """
-    try:
-        files = Path(f"/proc/{pid}/task").glob("*/schedstat")
-        counted = [int(file.read_text().split()[1]) for file in files]
-    except (OSError, ValueError, IndexError):
-        return None
-    return sum(counted) if counted else None
+    """Return how long a process has waited for a processor, ns; None if nobody counts."""
+    found = scheduled(pid)
+    return found.waited_ns if found else None
 
 
 def _line(process: subprocess.Popen[str]) -> str:

@@ -228,13 +228,12 @@ def waiting(kube: Kube, *, namespace: str = names.NAMESPACE) -> dict[str, Any]:
 
 
 def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
-    pods = kube.list("v1", "Pod", namespace, labels=f"{NAME}={SCHEDULER}")
-    here = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    if not here:
+    pods = scheduler_pods(kube, namespace)
+    if not pods:
         raise DeployError(
             f"no scheduler runs in namespace {namespace}", hint="deploy the stack first"
         )
-    pod = leading(kube, namespace, here)
+    pod = leading(kube, namespace, pods)
     try:
         answer = json.loads(kube.pod_proxy(namespace, pod, names.PORT_EXTENDER_OBSERVE, path))
     except (ValueError, ClusterError) as error:
@@ -247,6 +246,12 @@ def _extender(kube: Kube, namespace: str, path: str) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise DeployError(f"the extender's {path} cannot be read", why="it is not an object")
     return answer
+
+
+def scheduler_pods(kube: Kube, namespace: str) -> list[Object]:
+    """Return the scheduler's pods, but for those on their way out."""
+    pods = kube.list("v1", "Pod", namespace, labels=f"{NAME}={SCHEDULER}")
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
 
 def leading(kube: Kube, namespace: str, pods: Sequence[Object]) -> str:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from testbed.errors import DeployError, TestbedError
-from testbed.lab.deploy.common import MONITOR, NAME, SCHEDULER
-from testbed.lab.deploy.samples import leading
+from testbed.lab.deploy.common import MONITOR, NAME
+from testbed.lab.deploy.samples import leading, scheduler_pods
 from testbed.lab.kube import Kube
 from testbed.lab.top.model import NodeAnswer, Pending, View, node_answer, view
 from testbed.stack import names
@@ -75,11 +75,7 @@ def _monitor(kube: Kube, stack: str, pod: str, node: str, span_s: float) -> Node
 
 
 def _ledger(kube: Kube, stack: str, problems: list[str]) -> dict[str, Any] | None:
-    pods = [
-        pod
-        for pod in kube.list("v1", "Pod", stack, labels=f"{NAME}={SCHEDULER}")
-        if "deletionTimestamp" not in pod["metadata"]
-    ]
+    pods = scheduler_pods(kube, stack)
     if not pods:
         problems.append("extender: it does not run")
         return None
