@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from testbed.stack.extender.pods import DEFAULTS, pod_key
 from testbed.stack.extender.reservations import Reservation, Stage
 from testbed.stack.extender.simulation import simulate
 from testbed.stack.extender.state import State
+from testbed.stack.extender.waiting import Refusal
 from testbed.stack.extender.wire import (
     BindArgs,
     FilterArgs,
@@ -137,6 +139,18 @@ def _filter(state: State, args: FilterArgs) -> Filtered:
         pod=key,
         event=summary(reasons.counts),
     )
+
+
+def fitting(state: State) -> Callable[[Refusal], bool]:
+    """Return what tells whether a refused pod fits by the books as they are now."""
+    everywhere = Offer.of(state.ledger.nodes())
+
+    def fits(refusal: Refusal) -> bool:
+        room = state.quotas.room(refusal.pod.namespace, refusal.request.vendor)
+        offer = Offer.of(refusal.nodes) if refusal.nodes else everywhere
+        return decide(state.ledger, refusal.request, offer, room) is not None
+
+    return fits
 
 
 def _priority(spec: dict[str, Any]) -> int:

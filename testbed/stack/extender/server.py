@@ -9,7 +9,7 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from testbed.stack.extender import debug, memory
 from testbed.stack.extender.api import AnswerLost, Api, ApiError, Unreachable, insist
 from testbed.stack.extender.binder import Binder
 from testbed.stack.extender.follow import Follower
-from testbed.stack.extender.handler import filter_pods, preempt, refused
+from testbed.stack.extender.handler import filter_pods, fitting, preempt, refused
 from testbed.stack.extender.leadership import Leadership
 from testbed.stack.extender.metrics import lines
 from testbed.stack.extender.nodelock import NodeLocks
@@ -223,7 +223,8 @@ class Extender:
                 self._recorder.report(bound.pod, "Preempted", text, "Normal")
 
     async def _wake(self) -> None:
-        """Wake the pods that were refused just before room was made."""
+        """Wake the pods that were refused just before room was made, or that fit now."""
+        numbers = count(1)
         while True:
             await self._room.wait()
             # What ends together is told in one go; and the refusal's answer gets through.
@@ -231,10 +232,15 @@ class Extender:
             self._room.clear()
             if not self.state.leads:
                 continue
-            pods = deque(self.state.waiting.take(self.state.clock()))
+            state = self.state
+            pods = deque(state.waiting.take(state.clock(), fitting(state)))
+            if state.waiting.more:
+                self._room.set()
             while pods:
                 log.debug("%s may fit now", pods[0])
-                stamp = {names.POD_ROOM_MADE: str(int(self.state.wall()))}
+                # A number beside the second: a pod that is woken twice in it must change
+                # twice, since an equal value is no update, and wakes nobody.
+                stamp = {names.POD_ROOM_MADE: f"{int(state.wall())}.{next(numbers)}"}
                 try:
                     await self._api.annotate_pod(pods[0], stamp)
                 except (AnswerLost, Unreachable) as error:

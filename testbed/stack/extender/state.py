@@ -161,6 +161,7 @@ class State:
         metadata, spec = quota.get("metadata") or {}, quota.get("spec") or {}
         hard = spec.get("hard") or {}
         key = (str(metadata.get("namespace")), str(metadata.get("name")))
+        before = self._bounds(*key)
         if spec.get("scopes") or spec.get("scopeSelector"):
             hard = {}
         for vendor in vendors(self.config):
@@ -172,13 +173,20 @@ class State:
                 continue
             mem = None if mem is None else mem * vendor.unit_mib
             self.quotas.set(*key, Amount(mem_mib=mem, core_pct=core), vendor.word)
-        self.waiting.room_made()
+        # Most changes are of what is used, by Kubernetes' own count.
+        if self._bounds(*key) != before:
+            self.waiting.room_made(unheard=True)
 
     def quota_gone(self, key: str) -> None:
         """Forget a quota, named ``namespace/name``."""
         namespace, _, name = key.partition("/")
         self.quotas.remove(namespace, name)
-        self.waiting.room_made()
+        self.waiting.room_made(unheard=True)
+
+    def _bounds(self, namespace: str, name: str) -> list[Amount | None]:
+        hard = self.quotas.hard()
+        scopes = [(namespace, vendor.word) for vendor in vendors(self.config)]
+        return [hard.get(scope, {}).get(name) for scope in scopes]
 
     @staticmethod
     def _bound_of(hard: Mapping[str, Any], resource: str) -> int | None:
@@ -390,8 +398,10 @@ class State:
         for reservation in over:
             log.info("%s: reservation on %s has expired", reservation.pod, reservation.node)
             self.release(reservation.pod.uid)
-        for nomination in self.nominations.over(now):
+        late = self.nominations.over(now)
+        for nomination in late:
             log.info("%s: what was kept on %s has expired", nomination.pod, nomination.node)
             self.unnominate(nomination.pod.uid)
-            self.waiting.room_made()
+        if over or late:
+            self.waiting.room_made(unheard=True)
         return over

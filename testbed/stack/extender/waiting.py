@@ -6,12 +6,17 @@ other event comes by (five minutes at most). So whatever makes room wakes the po
 were refused shortly before: an update of a waiting pod, its annotations too, makes
 kube-scheduler try it again (1.37, framework.PodSchedulingPropertiesChange).
 
+Other room kube-scheduler never hears of: a quota was raised, or a promise expired that
+was ours alone. Then all pods that wait are looked at, some at a time, and those that fit
+now are woken, however long ago they were refused.
+
 The last refusal of each pod is kept as long as it waits, for ``/debug/waiting``: events
 expire.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +27,8 @@ from testbed.stack.placement.request import PodRequest
 WINDOW_S = 5.0
 #: Pods woken at one time; the others fitted before them or wait for the next event.
 MOST = 32
+#: Waiting pods that are looked at, one time, after room of which the scheduler knows nothing.
+LOOKED_AT = 64
 #: Refusals that are kept; beyond it the one that was refused longest ago is forgotten.
 KEPT = 10_000
 #: Offers whose names are kept with the refusal.
@@ -57,6 +64,7 @@ class Waiting:
     def __init__(self) -> None:
         self._fresh: dict[str, tuple[PodKey, float]] = {}
         self._kept: dict[str, Refusal] = {}
+        self._to_look_at: deque[str] = deque()
         self._listen: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -113,18 +121,43 @@ class Waiting:
         self._fresh.pop(uid, None)
         self._kept.pop(uid, None)
 
-    def room_made(self) -> None:
-        """Note that a promise ended, or that a node takes pods (again)."""
-        if self._fresh and self._listen is not None:
+    def room_made(self, *, unheard: bool = False) -> None:
+        """Note that a promise ended, or that a node takes pods (again).
+
+        Args:
+            unheard: kube-scheduler does not hear of it, so that no refusal is too old.
+        """
+        if unheard:
+            self._to_look_at = deque(self._kept)
+        if (self._fresh or self._to_look_at) and self._listen is not None:
             self._listen()
 
-    def take(self, now: float) -> list[PodKey]:
-        """Return the pods to wake, the longest refused first, and forget to wake them."""
+    def take(self, now: float, fits: Callable[[Refusal], bool] = lambda _: False) -> list[PodKey]:
+        """Return the pods to wake, the longest refused first, and forget to wake them.
+
+        Args:
+            now: The time.
+            fits: Whether a pod fits by the books as they are; asked after room that the
+                scheduler does not hear of.
+        """
         self._prune(now)
         pods = sorted(self._fresh.values(), key=lambda entry: entry[1])[:MOST]
         for pod, _ in pods:
             del self._fresh[pod.uid]
-        return [pod for pod, _ in pods]
+        found = [pod for pod, _ in pods]
+        for _ in range(min(LOOKED_AT, len(self._to_look_at))):
+            if len(found) >= MOST:
+                break
+            refusal = self._kept.get(self._to_look_at.popleft())
+            if refusal is not None and refusal.pod not in found and fits(refusal):
+                self._fresh.pop(refusal.pod.uid, None)
+                found.append(refusal.pod)
+        return found
+
+    @property
+    def more(self) -> bool:
+        """Whether ``take`` has not looked at all yet."""
+        return bool(self._to_look_at)
 
     def _prune(self, now: float) -> None:
         self._fresh = {

@@ -11,9 +11,11 @@ from testbed.stack import names
 from testbed.stack.config import DeviceConfig
 from testbed.stack.extender import server
 from testbed.stack.extender.api import AnswerLost, Unreachable
+from testbed.stack.extender.handler import fitting
+from testbed.stack.extender.reservations import QUEUED_S
 from testbed.stack.extender.server import Extender
 from testbed.stack.extender.state import State
-from testbed.stack.extender.waiting import MOST, WINDOW_S, Waiting
+from testbed.stack.extender.waiting import LOOKED_AT, MOST, WINDOW_S, Waiting
 from testbed.stack.model import PodKey
 from testbed.stack.placement import PodRequest
 
@@ -91,6 +93,65 @@ def test_a_crowd_is_woken_in_the_order_of_its_refusals_and_is_bounded():
     assert len(waiting.take(late + 10 * MOST)) <= WINDOW_S + 1
 
 
+def quota(hard, **status):
+    return {
+        "metadata": {"namespace": "ns", "name": "q"},
+        "spec": {"hard": {f"limits.{names.RESOURCE_MEMORY}": hard}},
+        "status": status,
+    }
+
+
+def woken(world):
+    found = world.state.waiting.take(world.clock(), fitting(world.state))
+    return [pod.name for pod in found]
+
+
+def test_a_quota_that_is_raised_wakes_however_old_the_refusal_is(world, told):
+    world.node()
+    world.state.quota_changed(quota("1000"))
+    for name, mem in (("fits", 2000), ("too-large", 5000)):
+        assert world.filter(world.pod(name, mem=mem)).NodeNames == []
+    world.clock.now += 100 * WINDOW_S
+    world.state.quota_changed(quota("1000", used={"pods": "7"}))  # Kubernetes' own count
+    assert told == []
+    world.state.quota_changed(quota("4000"))
+    assert told == [1]
+    assert woken(world) == ["fits"]
+    assert woken(world) == []  # once
+    world.state.quota_gone("ns/q")
+    assert sorted(woken(world)) == ["fits", "too-large"]
+
+
+def test_what_expires_wakes_who_fits_now_and_nobody_else(world, told):
+    first, _ = full(world)
+    assert world.filter(world.pod("third", mem=81920)).NodeNames == []
+    world.clock.now += QUEUED_S  # long after both were refused
+    world.state.pod_changed(
+        {**first, "status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}
+    )
+    world.filter(world.pod("fourth", mem=1000))  # takes what the third one needs
+    world.clock.now += QUEUED_S
+    assert [r.pod.name for r in world.state.drop_expired()] == ["first"]
+    assert told
+    assert woken(world) == ["second"]
+
+
+def test_of_many_that_wait_some_are_looked_at_at_a_time_and_all_in_the_end():
+    waiting = Waiting()
+    for number in range(3 * LOOKED_AT):
+        waiting.refused(key(number), 0.0, PodRequest(containers=(), kinds=()))
+    waiting.room_made(unheard=True)
+    last, rounds = 3 * LOOKED_AT - 1, 0
+    found = []
+    while waiting.more:
+        rounds += 1
+        found += waiting.take(100.0, lambda refusal: refusal.pod == key(last))
+    assert (found, rounds) == ([key(last)], 3)
+    waiting.room_made(unheard=True)
+    assert len(waiting.take(100.0, lambda _: True)) == MOST
+    assert waiting.more
+
+
 class RecordingApi:
     """Takes annotations; fails for one pod."""
 
@@ -123,7 +184,30 @@ def test_the_extender_annotates_the_waiting_pods_and_goes_on_after_a_failure():
             work.cancel()
         return api.woken
 
-    assert asyncio.run(scenario()) == [("uid-2", {names.POD_ROOM_MADE: "42"})]
+    [(uid, stamp)] = asyncio.run(scenario())
+    assert uid == "uid-2"
+    assert stamp[names.POD_ROOM_MADE].startswith("42.")
+
+
+def test_woken_twice_in_a_second_a_pod_is_changed_twice():
+    # An equal value is no update, and kube-scheduler would let the pod sleep.
+    async def scenario():
+        state = State(DeviceConfig(), clock=lambda: 1.0, wall=lambda: 42.0)
+        api = RecordingApi(broken="")
+        extender = Extender(state, api, label=True)
+        work = asyncio.create_task(extender._wake())
+        try:
+            for wanted in (1, 2):
+                state.waiting.refused(key(1), 1.0)
+                state.waiting.room_made()
+                async with asyncio.timeout(60):
+                    while len(api.woken) < wanted:
+                        await asyncio.sleep(0.005)
+        finally:
+            work.cancel()
+        return [stamp[names.POD_ROOM_MADE] for _, stamp in api.woken]
+
+    assert len(set(asyncio.run(scenario()))) == 2
 
 
 @pytest.mark.parametrize("fault", [AnswerLost, Unreachable])
