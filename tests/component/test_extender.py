@@ -24,6 +24,7 @@ from testbed.stack.extender.api import Api, ApiError
 from testbed.stack.extender.connection import from_kubeconfig
 from testbed.stack.extender.handler import binding, expire_patch
 from testbed.stack.extender.reservations import Reservation
+from testbed.stack.extender.waiting import WINDOW_S
 from testbed.stack.model import Card, PodKey, Share
 
 GPU, MEM, CORES = names.RESOURCE_COUNT, names.RESOURCE_MEMORY, names.RESOURCE_CORES
@@ -617,6 +618,13 @@ def test_a_quota_bounds_what_a_namespace_is_promised(
     tools.wait_for(
         lambda: "ResourceQuotaNotFit" in message(api_server.pod(namespace, "b")), 120, "b waits"
     )
+
+    def sleeps():
+        """Only what the extender says can wake it: kube-scheduler watches no quotas."""
+        found = [p for p in stack.observe("/debug/waiting")["pods"] if p["namespace"] == namespace]
+        return found and found[0]["refused_seconds_ago"] > WINDOW_S + 1
+
+    tools.wait_for(sleeps, 120, "b was refused long ago")
     api_server.request(
         "PATCH",
         f"/api/v1/namespaces/{namespace}/resourcequotas/cards",
