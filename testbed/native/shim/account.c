@@ -129,7 +129,7 @@ static bool within(int entry, uint64_t own, uint64_t growth) {
  * does not fit, what was held is published again. */
 static bool claim(int entry, struct holding next) {
     publish(entry, &next);
-    atomic_thread_fence(memory_order_seq_cst);
+    vgpu_fence();
     uint64_t used = sum(vgpu_shared_others(entry, false), total(&next));
     uint64_t beyond = limits.from_region ? vgpu_shared_unexplained_known(entry) : 0;
     if (sum(used, beyond) > limits.memory[entry]) {

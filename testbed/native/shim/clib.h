@@ -10,7 +10,7 @@ void *vgpu_clib(const char *name);
 
 /* For what runs inside of anybody's dlsym: also before a sanitizer, an allocator's
  * interposer or the program itself is set up, so no library call and no instrumentation. */
-#define VGPU_EARLY __attribute__((no_sanitize("address", "undefined")))
+#define VGPU_EARLY __attribute__((no_sanitize("address", "undefined", "thread")))
 
 VGPU_EARLY static inline bool vgpu_same(const char *a, const char *b) {
     for (; *a != '\0' && *a == *b; a++, b++) {

@@ -14,14 +14,18 @@ static uint64_t word(const uint64_t *at) {
     return atomic_load_explicit((const _Atomic uint64_t *)at, memory_order_acquire);
 }
 
+static uint32_t half(const uint32_t *at) {
+    return atomic_load_explicit((const _Atomic uint32_t *)at, memory_order_acquire);
+}
+
 /* The monitor's entry, if it is whole and not the one that we have. */
 static bool by_monitor(struct vgpu_place *place, struct vgpu_usage *usage, int64_t now) {
     const struct vgpu_feedback *entry = &vgpu_shared_extension()->feedback[place->entry];
     uint64_t stamp = word(&entry->stamp_ns);
     if (stamp == 0 || stamp == place->stamp) return false;
-    uint32_t own = entry->own_util_pm, other = entry->other_util_pm;
+    /* Acquired, all three: the stamp is not looked at again before. */
+    uint32_t own = half(&entry->own_util_pm), other = half(&entry->other_util_pm);
     uint64_t interval = word(&entry->interval_ns);
-    atomic_thread_fence(memory_order_acquire);
     if (word(&entry->stamp_ns) != stamp) return false;
     place->stamp = stamp;
     if (stamp > (uint64_t)now || interval == 0 || interval > stamp || own > 1000 || other > 1000)

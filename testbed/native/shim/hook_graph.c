@@ -24,7 +24,7 @@
 static struct vgpu_lock lock; /* held over driver calls: two growing graphs measure apart */
 static _Atomic int any;       /* this process made a memory node: before, nothing is looked at */
 static struct device {
-    bool seen;
+    _Atomic bool seen; /* looked at before the lock is taken */
     int entry;
     uint64_t charged;
     uint64_t base;   /* reserved at the last trim */

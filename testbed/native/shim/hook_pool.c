@@ -30,7 +30,7 @@ static struct pool {
     int entry;
     uint64_t charged;
 } pools[MOST_POOLS];
-static int count;
+static _Atomic int count; /* changed under the lock, looked at before it */
 static _Atomic int freed; /* something may come back at the next synchronisation */
 static uint64_t chunk = VGPU_GRANULE;
 

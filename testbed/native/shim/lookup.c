@@ -136,7 +136,9 @@ void *vgpu_dlsym_target(void *handle, const char *name) {
 
 /* dlsym(handle, name): ask vgpu_dlsym_target, then jump there with both arguments,
  * the caller's address as third, and the stack as it was at entry. Exported under both
- * version nodes that glibc has used (2.2.5 in libdl, 2.34 in libc). */
+ * version nodes that glibc has used (2.2.5 in libdl, 2.34 in libc). Not under the thread
+ * sanitizer, whose dl_iterate_phdr works only when it has looked up everything else by dlsym. */
+#ifndef __SANITIZE_THREAD__
 __asm__(".text\n"
         ".p2align 4\n"
         ".globl vgpu_dlsym\n"
@@ -167,6 +169,7 @@ __asm__(".text\n"
         ".size vgpu_dlsym_old, . - vgpu_dlsym_old\n"
         ".symver vgpu_dlsym, dlsym@@GLIBC_2.34\n"
         ".symver vgpu_dlsym_old, dlsym@GLIBC_2.2.5\n");
+#endif
 
 /* --- cuGetProcAddress ------------------------------------------------------ */
 

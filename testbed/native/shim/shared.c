@@ -484,8 +484,9 @@ bool vgpu_shared_own_use(int device, uint32_t *per_mille) {
     if (extension == NULL || device < 0) return false;
     struct vgpu_feedback *entry = &extension->feedback[device];
     uint64_t stamp = LOAD(entry->stamp_ns), now = (uint64_t)vgpu_clock();
-    uint32_t own = entry->own_util_pm;
-    atomic_thread_fence(memory_order_acquire);
+    /* Acquired: the stamp is not looked at again before. */
+    uint32_t own =
+        atomic_load_explicit((_Atomic uint32_t *)&entry->own_util_pm, memory_order_acquire);
     if (stamp == 0 || stamp > now || now - stamp > FRESH_NS || own > 1000 ||
         LOAD(entry->stamp_ns) != stamp)
         return false;

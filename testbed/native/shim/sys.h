@@ -44,13 +44,31 @@ static inline long vgpu_readlink(const char *path, char *out, size_t size) {
 static inline int vgpu_getpid(void) { return (int)vgpu_sys(SYS_getpid, 0, 0, 0, 0, 0, 0); }
 static inline void vgpu_yield(void) { vgpu_sys(SYS_sched_yield, 0, 0, 0, 0, 0, 0); }
 
+#ifdef __SANITIZE_THREAD__ /* it must see that another thread's pages come to lie where ours were */
+#define VGPU_MMAP(...) (long)mmap(__VA_ARGS__)
+#define VGPU_MUNMAP(at, bytes) munmap(at, bytes)
+#else
+#define VGPU_MMAP(at, bytes, ...) vgpu_sys(SYS_mmap, (long)(at), (long)(bytes), __VA_ARGS__)
+#define VGPU_MUNMAP(at, bytes) vgpu_sys(SYS_munmap, (long)(at), (long)(bytes), 0, 0, 0, 0)
+#endif
+
 /* NULL where the kernel has none. */
 static inline void *vgpu_map(size_t bytes, int protection, int flags, int fd) {
-    long at = vgpu_sys(SYS_mmap, 0, (long)bytes, protection, flags, fd, 0);
+    long at = VGPU_MMAP(NULL, bytes, protection, flags, fd, 0);
     return at < 0 && at > -4096 ? NULL : (void *)at;
 }
-static inline void vgpu_unmap(void *at, size_t bytes) {
-    vgpu_sys(SYS_munmap, (long)at, (long)bytes, 0, 0, 0, 0);
+static inline void vgpu_unmap(void *at, size_t bytes) { VGPU_MUNMAP(at, bytes); }
+
+/* A fence between processes, where each writes its own word and then reads the others': a read
+ * must not come before the write. The thread sanitizer knows no fences; what it can follow is an
+ * exchange, which is one on this processor, if a slower one. */
+static inline void vgpu_fence(void) {
+#ifdef __SANITIZE_THREAD__
+    static _Atomic int any;
+    atomic_exchange(&any, 0);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
 }
 
 /* A lock between the threads of this process: 0 free, 1 taken, 2 taken and waited for. */

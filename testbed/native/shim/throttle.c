@@ -96,11 +96,12 @@ static bool record(void *env, void *given, struct vgpu_stream_id stream) {
     bool due = engine->era_began == 0 || now - engine->era_began >= ERA;
     uint32_t era = engine->era_began == 0 ? 0 : engine->era + 1;
     if (due) engine->era_began = now; /* no other thread does it */
+    uint32_t newest = engine->era;
     /* The driver blocks here while the stream's queue is full, and what would empty it may
      * have to come from a thread that waits for us. */
     vgpu_unlock(&engine->lock);
     bool renewed = due && record_reference(&engine->references[era % ERAS], stream);
-    event->era = renewed ? era : engine->era;
+    event->era = renewed ? era : newest;
     CUresult result = record_on(event->handle, stream);
     vgpu_lock(&engine->lock);
     if (renewed) engine->era = era;
