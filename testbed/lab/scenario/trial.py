@@ -20,6 +20,7 @@ from testbed.lab.cluster.protocol import Step
 from testbed.lab.deploy import Reading
 from testbed.lab.scenario.patience import Patience, passing
 from testbed.lab.scenario.question import ChangeTrace, LimitChange, Sample, Trial
+from testbed.lab.scenario.room import check_room
 from testbed.lab.scenario.watched import WatchedContainer, WatchedPod, where
 from testbed.stack.model import Card
 
@@ -106,7 +107,8 @@ def run_trial(
         pause: Waits for seconds.
 
     Raises:
-        InputError: a pod finds no place on the cluster.
+        InputError: a pod finds no place on the cluster; nothing was created where it could
+            not on its cards alone.
         ClusterError: a container cannot be started, or the cluster stayed silent.
         WaitTimeout: the pods did not end before the deadline; the text says where
             each of them stood.
@@ -168,6 +170,7 @@ class _Run:
         self._first = self._last = first
         self._since = _overlap(first.now)
         self._registered = self._patiently(access.registered)
+        check_room(manifests, self._registered)
         self._patiently(lambda: access.start(manifests))
 
     def look(self) -> bool:
