@@ -115,7 +115,7 @@ def test_a_case_that_cannot_fit_is_an_error_with_a_reason(testbed, tmp_path):
     clone(tmp_path, "pods: {a: {gpumem: 999999}}\nallocators: [native]\n")
     done = run(testbed, tmp_path, "co_location/own", "--timeout", "120", cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "pod a finds no place: 0/1 nodes" in done.stdout
+    assert "pod a fits no node of this testbed" in done.stdout
     assert "CardInsufficientMemory" in done.stdout and "to fix: ask for less" in done.stdout
     last = done.stderr.strip().splitlines()[-1]
     assert "bundle" in last and Path(last.split()[-1]).is_dir()
