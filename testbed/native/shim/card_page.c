@@ -33,13 +33,21 @@ static bool copy_out(const void *from, void *to, size_t bytes) {
            (long)bytes;
 }
 
+#define HEAD_FIELD(head, field, out)                                                               \
+    memcpy(out, (head) + offsetof(struct vgpu_page, field), sizeof *(out))
+
 static bool valid(const struct vgpu_page *mapped, const char *uuid) {
-    char head[offsetof(struct vgpu_page, spare32)];
-    struct vgpu_page page;
+    char head[offsetof(struct vgpu_page, spare32)]; /* not the whole page: a stack may be small */
+    uint64_t magic;
+    uint32_t version, bytes;
+    char name[sizeof mapped->uuid];
     if (!copy_in(mapped, head, sizeof head)) return false;
-    memcpy(&page, head, sizeof head);
-    return page.magic == VGPU_PAGE_MAGIC && page.version == VGPU_PAGE_VERSION &&
-           page.bytes == sizeof page && strncmp(page.uuid, uuid, sizeof page.uuid) == 0;
+    HEAD_FIELD(head, magic, &magic);
+    HEAD_FIELD(head, version, &version);
+    HEAD_FIELD(head, bytes, &bytes);
+    HEAD_FIELD(head, uuid, &name);
+    return magic == VGPU_PAGE_MAGIC && version == VGPU_PAGE_VERSION &&
+           bytes == sizeof(struct vgpu_page) && strncmp(name, uuid, sizeof name) == 0;
 }
 
 static void *map(const char *folder, const char *uuid) {

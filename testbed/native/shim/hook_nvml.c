@@ -5,6 +5,7 @@
 #include "device.h"
 #include "lookup.h"
 #include "shared.h"
+#include "sys.h"
 
 #define MOST 512
 
@@ -13,13 +14,27 @@ struct members {
     struct vgpu_member of[VGPU_MAX_PROCESSES];
 };
 
-/* False where this container has no say about the device: the driver's answer stands. */
-static bool members_of(nvmlDevice_t device, struct members *members) {
+/* What a question needs meanwhile: 60 KiB, which is more than some threads' stacks are. */
+struct scratch {
+    struct members members;
+    nvmlProcessInfo_v1_t first[MOST];
+    nvmlProcessInfo_t card[MOST];
+    nvmlProcessInfo_t found[VGPU_MAX_PROCESSES];
+};
+
+enum say {
+    THE_DRIVERS, /* this container has no say about the device: the driver's answer stands */
+    OURS,
+    NO_MEMORY,
+};
+
+static enum say members_of(nvmlDevice_t device, struct scratch **scratch) {
     int entry = vgpu_active() ? vgpu_nvml_entry(device) : VGPU_NO_DEVICE;
-    if (entry == VGPU_NO_DEVICE || !vgpu_enter()) return false;
-    members->count = vgpu_members(entry, members->of);
+    if (entry == VGPU_NO_DEVICE || !vgpu_enter()) return THE_DRIVERS;
+    struct scratch *own = *scratch = vgpu_scratch(sizeof *own);
+    if (own != NULL) own->members.count = vgpu_members(entry, own->members.of);
     vgpu_leave();
-    return true;
+    return own != NULL ? OURS : NO_MEMORY;
 }
 
 static bool among(const struct members *members, unsigned int pid) {
@@ -31,27 +46,26 @@ static bool among(const struct members *members, unsigned int pid) {
 /* --- what each holds -------------------------------------------------------------------- */
 
 /* The card's own figure of those that NVML knows by our pids, the library's of the others. */
-static unsigned int told(const struct members *members, const nvmlProcessInfo_t *card,
-                         unsigned int known, nvmlProcessInfo_t out[VGPU_MAX_PROCESSES]) {
+static unsigned int told(struct scratch *scratch, unsigned int known) {
     unsigned int count = 0;
-    for (int i = 0; i < members->count; i++) {
-        nvmlProcessInfo_t info = {.pid = members->of[i].pid,
-                                  .used_bytes = members->of[i].bytes,
+    for (int i = 0; i < scratch->members.count; i++) {
+        nvmlProcessInfo_t info = {.pid = scratch->members.of[i].pid,
+                                  .used_bytes = scratch->members.of[i].bytes,
                                   .gpu_instance = ~0u,
                                   .compute_instance = ~0u};
         for (unsigned int k = 0; k < known; k++)
-            if (card[k].pid == info.pid) info = card[k];
-        out[count++] = info;
+            if (scratch->card[k].pid == info.pid) info = scratch->card[k];
+        scratch->found[count++] = info;
     }
     return count;
 }
 
-static nvmlReturn_t answer(nvmlReturn_t result, struct members *members, unsigned int *count,
-                           unsigned int room, const nvmlProcessInfo_t *card, unsigned int known,
-                           void *infos, bool first_version) {
+static nvmlReturn_t answer(nvmlReturn_t result, struct scratch *scratch, unsigned int *count,
+                           unsigned int known, void *infos, bool first_version) {
     if (result != NVML_SUCCESS && result != NVML_ERROR_INSUFFICIENT_SIZE) return result;
-    nvmlProcessInfo_t found[VGPU_MAX_PROCESSES];
-    unsigned int n = told(members, card, result == NVML_SUCCESS ? known : 0, found);
+    unsigned int room = *count;
+    unsigned int n = told(scratch, result != NVML_SUCCESS ? 0 : known < MOST ? known : MOST);
+    const nvmlProcessInfo_t *found = scratch->found;
     *count = n;
     if (n == 0) return NVML_SUCCESS;
     if (room < n || infos == NULL) return NVML_ERROR_INSUFFICIENT_SIZE;
@@ -67,58 +81,66 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned 
                                                   nvmlProcessInfo_v1_t *infos) {
     if (VGPU_REAL(nvmlDeviceGetComputeRunningProcesses) == NULL)
         return NVML_ERROR_FUNCTION_NOT_FOUND;
-    struct members members;
-    if (count == NULL || !members_of(device, &members))
+    struct scratch *scratch = NULL;
+    enum say say = count == NULL ? THE_DRIVERS : members_of(device, &scratch);
+    if (say == THE_DRIVERS)
         return VGPU_REAL(nvmlDeviceGetComputeRunningProcesses)(device, count, infos);
-    nvmlProcessInfo_v1_t first[MOST];
-    nvmlProcessInfo_t card[MOST];
-    unsigned int known = MOST, room = *count;
+    if (say == NO_MEMORY) return NVML_ERROR_MEMORY;
+    unsigned int known = MOST;
     nvmlReturn_t result =
-        VGPU_REAL(nvmlDeviceGetComputeRunningProcesses)(device, &known, first);
+        VGPU_REAL(nvmlDeviceGetComputeRunningProcesses)(device, &known, scratch->first);
     for (unsigned int i = 0; result == NVML_SUCCESS && i < known && i < MOST; i++)
-        card[i] = (nvmlProcessInfo_t){.pid = first[i].pid, .used_bytes = first[i].used_bytes};
-    return answer(result, &members, count, room, card, known, infos, true);
+        scratch->card[i] = (nvmlProcessInfo_t){.pid = scratch->first[i].pid,
+                                               .used_bytes = scratch->first[i].used_bytes};
+    result = answer(result, scratch, count, known, infos, true);
+    vgpu_unmap(scratch, sizeof *scratch);
+    return result;
 }
 
 #define LISTING(symbol)                                                                            \
     nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos) {      \
         if (VGPU_REAL(symbol) == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;                       \
-        struct members members;                                                                    \
-        if (count == NULL || !members_of(device, &members))                                        \
-            return VGPU_REAL(symbol)(device, count, infos);                                        \
-        nvmlProcessInfo_t card[MOST];                                                              \
-        unsigned int known = MOST, room = *count;                                                  \
-        nvmlReturn_t result = VGPU_REAL(symbol)(device, &known, card);                             \
-        return answer(result, &members, count, room, card, known, infos, false);                   \
+        struct scratch *scratch = NULL;                                                            \
+        enum say say = count == NULL ? THE_DRIVERS : members_of(device, &scratch);                 \
+        if (say == THE_DRIVERS) return VGPU_REAL(symbol)(device, count, infos);                    \
+        if (say == NO_MEMORY) return NVML_ERROR_MEMORY;                                            \
+        unsigned int known = MOST;                                                                 \
+        nvmlReturn_t result = VGPU_REAL(symbol)(device, &known, scratch->card);                    \
+        result = answer(result, scratch, count, known, infos, false);                              \
+        vgpu_unmap(scratch, sizeof *scratch);                                                      \
+        return result;                                                                             \
     }
 LISTING(nvmlDeviceGetComputeRunningProcesses_v2)
 LISTING(nvmlDeviceGetComputeRunningProcesses_v3)
 
 /* --- of other kinds (graphics, MPS): the driver's own list, of our own processes ------------ */
 
-#define OWN_LISTING(symbol, type)                                                                  \
+#define OWN_LISTING(symbol, type, list)                                                            \
     nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *count, type *infos) {                   \
         if (VGPU_REAL(symbol) == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;                       \
-        struct members members;                                                                    \
-        if (count == NULL || !members_of(device, &members))                                        \
-            return VGPU_REAL(symbol)(device, count, infos);                                        \
-        type card[MOST];                                                                           \
+        struct scratch *scratch = NULL;                                                            \
+        enum say say = count == NULL ? THE_DRIVERS : members_of(device, &scratch);                 \
+        if (say == THE_DRIVERS) return VGPU_REAL(symbol)(device, count, infos);                    \
+        if (say == NO_MEMORY) return NVML_ERROR_MEMORY;                                            \
+        type *card = scratch->list;                                                                \
         unsigned int known = MOST, room = *count, kept = 0;                                        \
         nvmlReturn_t result = VGPU_REAL(symbol)(device, &known, card);                             \
-        if (result != NVML_SUCCESS) return result;                                                 \
-        for (unsigned int i = 0; i < known && i < MOST; i++)                                       \
-            if (among(&members, card[i].pid)) card[kept++] = card[i];                              \
-        *count = kept;                                                                             \
-        if (kept > 0 && (room < kept || infos == NULL)) return NVML_ERROR_INSUFFICIENT_SIZE;       \
-        for (unsigned int i = 0; i < kept; i++) infos[i] = card[i];                                \
-        return NVML_SUCCESS;                                                                       \
+        if (result == NVML_SUCCESS) {                                                              \
+            for (unsigned int i = 0; i < known && i < MOST; i++)                                   \
+                if (among(&scratch->members, card[i].pid)) card[kept++] = card[i];                 \
+            *count = kept;                                                                         \
+            if (kept > 0 && (room < kept || infos == NULL)) result = NVML_ERROR_INSUFFICIENT_SIZE; \
+            for (unsigned int i = 0; result == NVML_SUCCESS && i < kept; i++) infos[i] = card[i];  \
+        }                                                                                          \
+        vgpu_unmap(scratch, sizeof *scratch);                                                      \
+        return result;                                                                             \
     }
-OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
-OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
-OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t)
-OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t)
-OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t)
-OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
+OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t, first)
+OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t, card)
+OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t, card)
+OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, first)
+OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t, card)
+OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, card)
 
 /* --- how busy it is: with our own work, where the monitor tells; its memory's traffic is the
  * card's ---------------------------------------------------------------------------------- */
@@ -141,12 +163,15 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     if (VGPU_REAL(nvmlDeviceGetProcessUtilization) == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
     nvmlReturn_t result =
         VGPU_REAL(nvmlDeviceGetProcessUtilization)(device, samples, count, since_us);
-    struct members members;
-    if (result != NVML_SUCCESS || samples == NULL || !members_of(device, &members)) return result;
+    struct scratch *scratch = NULL;
+    if (result != NVML_SUCCESS || samples == NULL) return result;
+    enum say say = members_of(device, &scratch);
+    if (say != OURS) return say == NO_MEMORY ? NVML_ERROR_MEMORY : result;
     unsigned int kept = 0;
     for (unsigned int i = 0; i < *count; i++)
-        if (among(&members, samples[i].pid)) samples[kept++] = samples[i];
+        if (among(&scratch->members, samples[i].pid)) samples[kept++] = samples[i];
     *count = kept;
+    vgpu_unmap(scratch, sizeof *scratch);
     return kept > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
@@ -155,13 +180,17 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
     if (VGPU_REAL(nvmlDeviceGetProcessesUtilizationInfo) == NULL)
         return NVML_ERROR_FUNCTION_NOT_FOUND;
     nvmlReturn_t result = VGPU_REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
-    struct members members;
     if (result != NVML_SUCCESS || info->samples == NULL ||
-        (info->version & 0xffffff) != sizeof *info || !members_of(device, &members))
+        (info->version & 0xffffff) != sizeof *info)
         return result;
+    struct scratch *scratch = NULL;
+    enum say say = members_of(device, &scratch);
+    if (say != OURS) return say == NO_MEMORY ? NVML_ERROR_MEMORY : result;
     unsigned int kept = 0;
     for (unsigned int i = 0; i < info->count; i++)
-        if (among(&members, info->samples[i].pid)) info->samples[kept++] = info->samples[i];
+        if (among(&scratch->members, info->samples[i].pid))
+            info->samples[kept++] = info->samples[i];
     info->count = kept;
+    vgpu_unmap(scratch, sizeof *scratch);
     return kept > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }

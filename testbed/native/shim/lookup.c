@@ -9,6 +9,7 @@
 #include "lookup.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -73,8 +74,11 @@ static bool is_nvml(const char *name) { return name[0] == 'n'; }
 
 static void *library(const char *name, bool load) {
     const char *soname = is_nvml(name) ? "libnvidia-ml.so.1" : "libcuda.so.1";
+    int kept = errno; /* a search finds files missing */
     void *handle = real_dlopen(soname, RTLD_LAZY | RTLD_NOLOAD);
-    return handle == NULL && load ? real_dlopen(soname, RTLD_LAZY) : handle;
+    if (handle == NULL && load) handle = real_dlopen(soname, RTLD_LAZY);
+    errno = kept;
+    return handle;
 }
 
 void *vgpu_find_real(enum vgpu_symbol symbol) {

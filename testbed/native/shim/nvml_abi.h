@@ -53,6 +53,7 @@ enum {
     NVML_ERROR_NOT_FOUND = 6,
     NVML_ERROR_INSUFFICIENT_SIZE = 7,
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+    NVML_ERROR_MEMORY = 20,
 };
 
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40, "nvml memory v2");

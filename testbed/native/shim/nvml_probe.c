@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "nvml_probe.h"
 
+#include <errno.h>
+
 #include "account.h"
 #include "clock.h"
 #include "hooks.h"
@@ -9,11 +11,34 @@
 
 #define MOST 512
 
+/* NVML opens files, and what fails there is not our program's affair: its errno is kept. */
 static bool begin(const char *uuid, nvmlDevice_t *device) {
-    if (VGPU_REAL(nvmlInit_v2) == NULL || VGPU_CALL(nvmlInit_v2) != NVML_SUCCESS) return false;
-    if (VGPU_CALL(nvmlDeviceGetHandleByUUID, uuid, device) == NVML_SUCCESS) return true;
+    int kept = errno;
+    bool begun = VGPU_REAL(nvmlInit_v2) != NULL && VGPU_CALL(nvmlInit_v2) == NVML_SUCCESS;
+    bool found = begun && VGPU_CALL(nvmlDeviceGetHandleByUUID, uuid, device) == NVML_SUCCESS;
+    if (begun && !found) VGPU_CALL(nvmlShutdown);
+    errno = kept;
+    return found;
+}
+
+static void end(void) {
+    int kept = errno;
     VGPU_CALL(nvmlShutdown);
-    return false;
+    errno = kept;
+}
+
+static bool own_bytes(nvmlDevice_t device, nvmlProcessInfo_t infos[MOST], uint64_t *bytes) {
+    unsigned int count = MOST;
+    nvmlReturn_t result = VGPU_CALL(nvmlDeviceGetComputeRunningProcesses_v3, device, &count, infos);
+    if (result != NVML_SUCCESS) {
+        count = MOST;
+        result = VGPU_CALL(nvmlDeviceGetComputeRunningProcesses_v2, device, &count, infos);
+    }
+    if (result != NVML_SUCCESS) return false;
+    for (unsigned int i = 0; i < count && i < MOST; i++)
+        if (infos[i].pid == (unsigned int)vgpu_getpid() && infos[i].used_bytes != ~0ull)
+            *bytes += infos[i].used_bytes;
+    return true;
 }
 
 struct vgpu_sample vgpu_nvml_sample(const char *uuid) {
@@ -25,20 +50,12 @@ struct vgpu_sample vgpu_nvml_sample(const char *uuid) {
         sample.used_known = true;
         sample.used_bytes = memory.used;
     }
-    nvmlProcessInfo_t infos[MOST];
-    unsigned int count = MOST;
-    nvmlReturn_t result = VGPU_CALL(nvmlDeviceGetComputeRunningProcesses_v3, device, &count, infos);
-    if (result != NVML_SUCCESS) {
-        count = MOST;
-        result = VGPU_CALL(nvmlDeviceGetComputeRunningProcesses_v2, device, &count, infos);
+    nvmlProcessInfo_t *infos = vgpu_scratch(MOST * sizeof *infos);
+    if (infos != NULL) {
+        sample.own_known = own_bytes(device, infos, &sample.own_bytes);
+        vgpu_unmap(infos, MOST * sizeof *infos);
     }
-    if (result == NVML_SUCCESS) {
-        sample.own_known = true;
-        for (unsigned int i = 0; i < count && i < MOST; i++)
-            if (infos[i].pid == (unsigned int)vgpu_getpid() && infos[i].used_bytes != ~0ull)
-                sample.own_bytes += infos[i].used_bytes;
-    }
-    VGPU_CALL(nvmlShutdown);
+    end();
     return sample;
 }
 
@@ -47,7 +64,7 @@ int vgpu_nvml_index(const char *uuid) {
     unsigned int index;
     if (!begin(uuid, &device)) return -1;
     nvmlReturn_t result = VGPU_CALL(nvmlDeviceGetIndex, device, &index);
-    VGPU_CALL(nvmlShutdown);
+    end();
     return result == NVML_SUCCESS && index < 1024 ? (int)index : -1;
 }
 
@@ -89,6 +106,37 @@ static bool monotonic(unsigned long long us, int64_t now, int64_t *ns) {
     return true;
 }
 
+struct samples {
+    nvmlProcessUtilizationSample_t of[MOST];
+    bool own[MOST];
+};
+
+struct summed {
+    unsigned long long newest_us;
+    double own, other;
+};
+
+/* What NVML tells since the last look, summed; false where it tells nothing. */
+static bool sum(struct watched *w, struct samples *samples,
+                bool (*ours)(unsigned int pid, void *data), void *data, struct summed *summed) {
+    unsigned int count = MOST;
+    nvmlReturn_t result =
+        VGPU_CALL(nvmlDeviceGetProcessUtilization, w->device, samples->of, &count, w->seen_us);
+    if (result == NVML_ERROR_NOT_FOUND) count = 0;
+    else if (result != NVML_SUCCESS) return false;
+    if (count > MOST) count = MOST;
+    for (unsigned int i = 0; i < count; i++) {
+        const nvmlProcessUtilizationSample_t *sample = &samples->of[i];
+        if (sample->time_us > summed->newest_us) summed->newest_us = sample->time_us;
+        if (sample->sm > 100) continue; /* seen in the field */
+        samples->own[i] = ours(sample->pid, data);
+        w->known |= samples->own[i];
+        *(samples->own[i] ? &summed->own : &summed->other) += sample->sm / 100.0;
+    }
+    look_for_split(w, samples->of, samples->own, count);
+    return true;
+}
+
 bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid, void *data),
                      void *data, bool beside, struct vgpu_usage *usage, int64_t now) {
     struct watched *w = &watched[entry];
@@ -101,28 +149,17 @@ bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid,
             return false;
         }
     }
-    nvmlProcessUtilizationSample_t samples[MOST];
-    unsigned int count = MOST;
-    nvmlReturn_t result =
-        VGPU_CALL(nvmlDeviceGetProcessUtilization, w->device, samples, &count, w->seen_us);
-    if (result != NVML_SUCCESS && result != NVML_ERROR_NOT_FOUND) {
+    struct samples *samples = vgpu_scratch(sizeof *samples);
+    if (samples == NULL) return false;
+    struct summed summed = {.own = 0};
+    bool told = sum(w, samples, ours, data, &summed);
+    vgpu_unmap(samples, sizeof *samples);
+    if (!told) {
         w->retry = now + 10 * VGPU_SEC;
         return false;
     }
-    if (result == NVML_ERROR_NOT_FOUND) count = 0;
-    unsigned long long newest = 0;
-    double own = 0, other = 0;
-    bool owns[MOST] = {false};
-    for (unsigned int i = 0; i < count && i < MOST; i++) {
-        if (samples[i].time_us > newest) newest = samples[i].time_us;
-        if (samples[i].sm > 100) continue; /* seen in the field */
-        bool is_own = owns[i] = ours(samples[i].pid, data);
-        w->known |= is_own;
-        *(is_own ? &own : &other) += samples[i].sm / 100.0;
-    }
-    look_for_split(w, samples, owns, count < MOST ? count : MOST);
-    if (other > 0.02) w->other_at = now;
-    unsigned long long before = w->seen_us;
+    if (summed.other > 0.02) w->other_at = now;
+    unsigned long long before = w->seen_us, newest = summed.newest_us;
     if (newest <= before) return false; /* nobody was active, or nothing is new */
     w->seen_us = newest;
     if (before == 0 || !w->known || !monotonic(before, now, &usage->from) ||
@@ -130,7 +167,7 @@ bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid,
         return false;
     beside |= w->other_at != 0 && now - w->other_at < 2 * VGPU_SEC;
     if (beside && w->splits < SPLITS) return false;
-    usage->own = own < 1 ? own : 1;
-    usage->other = other < 1 ? other : 1;
+    usage->own = summed.own < 1 ? summed.own : 1;
+    usage->other = summed.other < 1 ? summed.other : 1;
     return true;
 }

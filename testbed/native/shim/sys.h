@@ -71,6 +71,13 @@ static inline void vgpu_fence(void) {
 #endif
 }
 
+/* Room for the time of a call, zeroed, for what is too large for a thread's stack: programs
+ * have threads with 16 KiB of it (PTHREAD_STACK_MIN). NULL where there is no memory. */
+static inline void *vgpu_scratch(size_t bytes) {
+    enum { ANONYMOUS = 0x20 }; /* MAP_ANONYMOUS, which strict C11's headers do not show */
+    return vgpu_map(bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | ANONYMOUS, -1);
+}
+
 /* A lock between the threads of this process: 0 free, 1 taken, 2 taken and waited for. */
 struct vgpu_lock {
     atomic_int state;
