@@ -71,9 +71,16 @@ def parse_cards(text: str) -> tuple[CardSpec, ...]:
     """Return the emulated cards of ``PROFILE[:COUNT][,…]``.
 
     Raises:
-        InputError: an empty or mistyped entry, an unknown profile, too many cards, or
-            the machine's own ones, which only a cluster's nodes can be given.
+        InputError: an empty or mistyped entry, an unknown profile, too many cards,
+            lists for several nodes, or the machine's own cards, which only a cluster's
+            nodes can be given.
     """
+    if ";" in text:
+        raise InputError(
+            f"{text!r} gives cards for {text.count(';') + 1} nodes",
+            why="here is one list, with commas between",
+            hint=f"write {text.replace(';', ',')}, or use a cluster: testbed up --cards {text!r}",
+        )
     if REAL in _words(text):
         raise InputError(
             f"{text!r} asks for the machine's own cards",

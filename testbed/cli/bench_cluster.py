@@ -47,11 +47,11 @@ def cluster(
     with errors_as_exit_codes(chosen):
         from testbed.lab.bench.cluster import measure
         from testbed.lab.progress import ConsoleProgress
-        from testbed.lab.testbed import checked_name, cluster_spec
+        from testbed.lab.testbed import cluster_spec
 
         found = measure(
             ConsoleProgress(),
-            name=checked_name(name),
+            name=name,
             provider=resolved(provider, name),
             spec=cluster_spec(cards, nodes),
             repeat=repeat,

@@ -29,9 +29,9 @@ def bundle(
         from testbed.errors import TestbedError
         from testbed.lab import bundle as lab
         from testbed.lab.progress import ConsoleProgress
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        testbed = Testbed(checked_name(name))
+        testbed = Testbed(name)
         target = (out or lab.default_place(name)).absolute()
         try:
             kube = testbed.kube

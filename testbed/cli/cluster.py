@@ -35,8 +35,15 @@ if TYPE_CHECKING:
 def up(
     name: Name = DEFAULT_NAME,
     cards: Annotated[
-        str, typer.Option("--cards", help=CARDS_HELP, autocompletion=complete_cards)
-    ] = DEFAULT_CARDS,
+        str,
+        typer.Option(
+            "--cards",
+            help=f"{CARDS_HELP} By default the testbed's own where it is there, else"
+            f" {DEFAULT_CARDS}.",
+            show_default=False,
+            autocompletion=complete_cards,
+        ),
+    ] = "",
     nodes: Nodes = None,
     provider: Provider = "",
     port: Annotated[
@@ -52,7 +59,11 @@ def up(
     output: Output = Format.table,
     as_json: Json = False,
 ) -> None:
-    """Bring up a cluster with emulated cards and deploy the sharing stack."""
+    """Bring up a cluster with emulated cards and deploy the sharing stack.
+
+    On a testbed that is there what is not said stays as it is: cards, nodes, port, the
+    stack's values. One that is broken comes back with its cards, nodes and port.
+    """
     chosen = format_of(output, as_json)
     if dry_run:
         _dry_run(name, cards, nodes, provider, port, chosen)
@@ -62,13 +73,13 @@ def up(
         from testbed.lab import images
         from testbed.lab.bundle import default_place
         from testbed.lab.progress import ConsoleProgress
-        from testbed.lab.testbed import Testbed, checked_name, cluster_spec
+        from testbed.lab.testbed import Testbed
 
-        spec = cluster_spec(cards, nodes, port)
         if bare and (values is not None or settings):
             raise InputError("--bare deploys no stack", why="there is nothing to set of it")
         choice(values, settings)  # said before anything is started
-        testbed = Testbed(checked_name(name), resolved(provider, name))
+        testbed = Testbed(name, resolved(provider, name))
+        spec = testbed.wish(cards, nodes, port, default=DEFAULT_CARDS)
         testbed.check(spec, bare=bare)
         progress = ConsoleProgress()
         with (
@@ -112,16 +123,16 @@ def _dry_run(
     with errors_as_exit_codes(output):
         from testbed.errors import InputError
         from testbed.lab.cluster.kind.preview import preview
-        from testbed.lab.testbed import checked_name, cluster_spec
+        from testbed.lab.testbed import Testbed
 
-        spec = cluster_spec(cards, nodes, port)
-        if resolved(provider, checked_name(name)) != "kind":
+        if resolved(provider, name) != "kind":
             raise InputError(
                 "there is no dry run of a process cluster",
                 why="its nodes are given nothing of the machine but programs, read-only",
                 hint="testbed up --provider kind --dry-run",
             )
-        found = preview(name, spec.by_node(), port=port)
+        spec = Testbed(name, "kind").wish(cards, nodes, port, default=DEFAULT_CARDS)
+        found = preview(name, spec.by_node(), port=spec.port)
         emit(found, found.text(), output)
 
 
@@ -130,9 +141,9 @@ def down(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab.progress import ConsoleProgress
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        testbed, progress = Testbed(name), ConsoleProgress()
         # What is half there is taken down all the same.
         was = name in known_names()
         # A run that is going on takes the testbed down itself when it is ended.
@@ -149,9 +160,9 @@ def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
     """
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        found = Testbed(checked_name(name)).status()
+        found = Testbed(name).status()
         others = _others(name) if found.state == "absent" else ""
         emit(found, status_text(found) + others, chosen)
         if found.state != "up":
@@ -164,9 +175,9 @@ def kubeconfig(
     """Print the path of the kubeconfig (context testbed-NAME, of kind: kind-NAME)."""
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        cluster = Testbed(checked_name(name)).cluster
+        cluster = Testbed(name).cluster
         path = cluster.kubeconfig()
         emit({"kubeconfig": path, "context": cluster.context}, str(path), chosen)
 
@@ -193,7 +204,7 @@ def status_text(status: ClusterStatus) -> str:
     if status.state == "broken":
         named = _named(status.name)
         lines.append(
-            f"testbed up{named}, with the same options, mends it or makes it anew;"
+            f"testbed up{named} mends it, or makes it anew with the same nodes and cards;"
             f" testbed down{named} clears it"
         )
     elif status.kubeconfig:

@@ -24,7 +24,7 @@ def explain(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab import explain as lab
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        found = lab.explain(lab.gather(Testbed(checked_name(name)).kube, pod, namespace))
+        found = lab.explain(lab.gather(Testbed(name).kube, pod, namespace))
         emit(found, lab.text(found), chosen)

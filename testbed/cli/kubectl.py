@@ -21,7 +21,7 @@ CONTEXT = {
 def kubectl(context: typer.Context, name: Name = DEFAULT_NAME) -> None:
     """Run kubectl on the testbed's cluster: testbed kubectl [--name NAME] get pods -A."""
     with errors_as_exit_codes():
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        program, environ = Testbed(checked_name(name)).kubectl()
+        program, environ = Testbed(name).kubectl()
         os.execve(program, ["kubectl", *context.args], environ)

@@ -75,10 +75,10 @@ def set_limits(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab import limits as lab
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
         wanted = lab.Wanted(gpumem_mib=gpumem, gpucores_pct=gpucores, policy=policy)
-        kube = Testbed(checked_name(name)).kube
+        kube = Testbed(name).kube
         held = lab.set_limits(kube, pod, wanted, namespace=namespace, container=container)
         emit(held, lab.limits_text(held), chosen)
 
@@ -103,7 +103,7 @@ def show_region(
 
 def _held(name: str, pod: str, namespace: str, container: str) -> list[Held]:
     from testbed.lab import limits as lab
-    from testbed.lab.testbed import Testbed, checked_name
+    from testbed.lab.testbed import Testbed
 
-    kube = Testbed(checked_name(name)).kube
+    kube = Testbed(name).kube
     return lab.show(kube, pod, namespace=namespace, container=container)

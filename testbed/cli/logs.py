@@ -43,9 +43,9 @@ def logs(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab import logs as found
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        testbed = Testbed(checked_name(name))
+        testbed = Testbed(name)
         files = testbed.cluster.log_files()
         if not files:
             testbed.cluster.kubeconfig()  # an error where there is no such testbed

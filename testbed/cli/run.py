@@ -81,18 +81,19 @@ def run(
         from testbed.lab.scenario.leftovers import tidy
         from testbed.lab.scenario.record import EXIT_CODES
         from testbed.lab.scenario.run import check_case, command_for, run_cases, run_folder
-        from testbed.lab.testbed import Testbed, checked_name, cluster_spec
+        from testbed.lab.testbed import Testbed, cluster_spec
 
         root = scenarios_root()
         cases = find_cases(root, tuple(patterns or ("*",)))
         notebooks = root.parent / "notebooks"
         for case in cases:
             check_case(case, notebooks / f"{case.question}.ipynb")
-        testbed = Testbed(checked_name(name), resolved(provider, name))
+        testbed = Testbed(name, resolved(provider, name))
         needed = cards_needed(cases)
         # Without a wish: what was there before, else what the cases need.
-        wish = cluster_spec(cards or f"a100-80gb:{needed}", nodes) if cards or nodes else None
-        default = cluster_spec(f"a100-80gb:{needed}")
+        usual = f"a100-80gb:{needed}"
+        wish = testbed.wish(cards, nodes, default=usual) if cards or nodes else None
+        default = cluster_spec(usual)
         target = (runs or root.parent / "runs").absolute()
         progress = ConsoleProgress()
         evidence: Path | None = None

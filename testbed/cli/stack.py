@@ -81,9 +81,9 @@ def deploy(
     with errors_as_exit_codes(chosen):
         from testbed.lab.bundle import default_place
         from testbed.lab.progress import ConsoleProgress
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        testbed, progress = Testbed(checked_name(name)), ConsoleProgress()
+        testbed, progress = Testbed(name), ConsoleProgress()
         testbed.cluster.kubeconfig()  # said before anything is built
         wanted = choice(values, settings, testbed)
         with testbed.use("deploy", progress), kept(testbed, lambda: default_place(name)):
@@ -104,9 +104,9 @@ def render(
         import yaml
 
         from testbed.lab.progress import ConsoleProgress
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        testbed = Testbed(checked_name(name))
+        testbed = Testbed(name)
         there = testbed if testbed.cluster.status().state == "up" else None
         wanted = choice(values, settings, there)
         manifests = testbed.manifests(ConsoleProgress(), wanted)

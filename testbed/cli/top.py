@@ -37,9 +37,9 @@ def top(
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):
         from testbed.lab import top as lab
-        from testbed.lab.testbed import Testbed, checked_name
+        from testbed.lab.testbed import Testbed
 
-        kube = Testbed(checked_name(name)).kube
+        kube = Testbed(name).kube
         if once or chosen is Format.json or not sys.stdout.isatty():
             look = lab.gather(kube, span_s=span, namespace=namespace)
             emit(look, lab.text(look, options=_named(name)), chosen)

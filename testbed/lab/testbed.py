@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from testbed import __version__
-from testbed.card.spec import parse_nodes
+from testbed.card.spec import cards_text, parse_nodes
 from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
@@ -162,6 +161,27 @@ class Testbed:
                     " sudo nvidia-smi -mig 0",
                 )
 
+    def wish(
+        self, cards: str = "", nodes: int | None = None, port: int = 0, *, default: str
+    ) -> ClusterSpec:
+        """Return what a user's words ask for: what they leave out stays as it is.
+
+        Args:
+            cards: As ``cluster_spec`` takes them; empty for those that the testbed has.
+            nodes: How many; None for as many as it has, or as ``cards`` has lists.
+            port: The API server's; 0 for the one that was asked for when it was brought up.
+            default: Cards where there are neither words nor a testbed.
+
+        Raises:
+            InputError: no such cards, too many, or lists for another number of nodes.
+        """
+        there = self.cluster.spec()
+        if there is None:
+            return cluster_spec(cards or default, nodes, port)
+        if nodes is None and ";" not in cards:
+            nodes = there.nodes
+        return cluster_spec(cards or cards_text(there.by_node()), nodes, port or there.port)
+
     def up(
         self,
         spec: ClusterSpec,
@@ -269,13 +289,14 @@ class Testbed:
         found = self.info() if status.state == "up" else None
         if found is not None and as_it_is:
             return found
-        wanted = _spec_of(status) if status.state == "up" or spec is None else spec
+        there = self.cluster.spec() or ClusterSpec()
+        wanted = there if status.state == "up" or spec is None else spec
         _check_pytorch(wanted)
         if status.state != "up":
             self.check(wanted)
         prepared = images.prepare(progress)
         if status.state != "up":
-            self.up(spec or _spec_of(status), progress, prepared=prepared)
+            self.up(wanted, progress, prepared=prepared)
             found = self.info()
         if found is None:
             return self.deploy(progress, prepared=prepared)
@@ -337,20 +358,6 @@ class Testbed:
         return bundle.collect(folder, self.cluster, kube)
 
 
-def checked_name(name: str) -> str:
-    """Return a testbed's name.
-
-    Raises:
-        InputError: it cannot be part of node names and paths.
-    """
-    if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,28}[a-z0-9])?", name):
-        raise InputError(
-            f"{name!r} cannot name a testbed",
-            hint="use at most 30 lower-case letters, digits and dashes",
-        )
-    return name
-
-
 def cluster_spec(cards: str, nodes: int | None = None, port: int = 0) -> ClusterSpec:
     """Return the cluster that a user's words describe.
 
@@ -384,14 +391,6 @@ def _check_pytorch(spec: ClusterSpec) -> None:
             hint="build docker/Dockerfile.pytorch, load it (kind load docker-image IMAGE), and"
             f" name it: {PYTORCH_VARIABLE}=IMAGE",
         )
-
-
-def _spec_of(status: ClusterStatus) -> ClusterSpec:
-    """Return what a cluster was that is to be brought up again."""
-    lists = tuple(node.profiles for node in status.nodes)
-    if not lists or not all(lists):
-        return ClusterSpec()
-    return ClusterSpec(nodes=len(lists), each_node=lists)
 
 
 def _digest(values: StackValues) -> str:

@@ -31,7 +31,7 @@ from pathlib import Path
 import testbed.lab.experiment as experiment, testbed.lab.notebook as notebook
 import testbed.lab.reaper as reaper, testbed.lab.session as session
 from testbed.lab.scenario.record import Check, Control
-from testbed.lab.testbed import checked_name
+from testbed.lab.cluster.state import check_name
 
 NOTES = Path(os.environ["DOUBLE_NOTES"])
 def note(text):
@@ -41,7 +41,7 @@ def note(text):
 class Double:
     """Absent until it is brought up."""
     def __init__(self, name):
-        self.name, self.state = checked_name(name), os.environ["DOUBLE_STATE"]
+        self.name, self.state = check_name(name), os.environ["DOUBLE_STATE"]
         self.cluster = types.SimpleNamespace(status=lambda: types.SimpleNamespace(
             state=self.state, id_range=True, nodes=[types.SimpleNamespace(cards=["a", "b"])]))
         self.kube = types.SimpleNamespace(version=lambda: "v1")

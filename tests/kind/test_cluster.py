@@ -237,6 +237,7 @@ def test_pytest_uses_it_and_pytest_kind_s_fixture_is_the_same(docker, tmp_path):
 def test_a_second_up_keeps_it(docker):
     before = docker.record(NAME)
     docker("up", "--name", NAME, "--cards", CARDS)
+    docker("up", "--name", NAME)  # what nobody says stays as it is
     assert docker.record(NAME)["token"] == before["token"]
 
 

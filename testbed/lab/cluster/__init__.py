@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from testbed.errors import InputError, known_hint
 from testbed.lab.cluster.protocol import Cluster
+from testbed.lab.cluster.state import check_name, state_home
 
 PROVIDERS = ("process", "kind")
 #: Chooses between them by what the machine has.
@@ -53,8 +53,10 @@ def resolve(kind: str, name: str) -> Provider:
     """Return which kind of cluster is meant.
 
     Raises:
-        InputError: no such kind, or a testbed of that name is there and is of another.
+        InputError: no such kind, an impossible name, or a testbed of that name is there
+            and is of another.
     """
+    check_name(name)
     if kind in _LATER:
         raise InputError(
             f"clusters of the kind {kind!r} are not in this version",
@@ -83,9 +85,7 @@ def resolve(kind: str, name: str) -> Provider:
 
 def _there(name: str) -> str:
     """Return of which kind the cluster of that name is, empty where there is none."""
-    from testbed.lab.cluster.process.layout import state_home
-
-    folder: Path = state_home() / name
+    folder = state_home() / name
     for kind, record in _RECORDS.items():
         if (folder / record).exists():
             return kind

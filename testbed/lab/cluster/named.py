@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from testbed.errors import ClusterError
 from testbed.lab.cluster import lock
@@ -17,17 +17,37 @@ from testbed.lab.cluster.state import StateFolder, absent, check_name, state_hom
 from testbed.lab.images.model import Image
 
 R = TypeVar("R", bound=Started)
+F = TypeVar("F", bound=StateFolder)
+P = TypeVar("P", bound="MakesDriver")
 
 
-class NamedCluster(ABC, Generic[R]):
-    """One named cluster with its folder of state and its record; see ``protocol.Cluster``."""
+class MakesDriver(Protocol):
+    """What all kinds ask of the parts that a cluster is made of."""
+
+    def driver(self) -> str:
+        """Return which build of the emulated driver nodes get; empty where it is not built."""
+        ...
+
+
+class NamedCluster(ABC, Generic[R, F, P]):
+    """One named cluster with its folder of state and its record; see ``protocol.Cluster``.
+
+    Args:
+        name: Its name; two of different names run side by side.
+        folders: The kind's state folder.
+        record: The kind's record of a start.
+        parts: What it is made of.
+    """
 
     provider: ClassVar[str]
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folders: type[F], record: type[R], parts: P) -> None:
         self.name = check_name(name)
         self._home = state_home()
         self._lock = self._home / f".{name}.lock"
+        self._folders = folders(self._home / name)
+        self._records = record
+        self._parts = parts
 
     # --- what each kind tells ----------------------------------------------
 
@@ -35,14 +55,6 @@ class NamedCluster(ABC, Generic[R]):
     @abstractmethod
     def context(self) -> str:
         """The kubeconfig's context."""
-
-    @property
-    @abstractmethod
-    def _folder(self) -> StateFolder: ...
-
-    @abstractmethod
-    def _record(self) -> R | None:
-        """Return what is known of the start, None where there was none."""
 
     @abstractmethod
     def _check(self, spec: ClusterSpec) -> None:
@@ -65,8 +77,20 @@ class NamedCluster(ABC, Generic[R]):
         """Give images that are new to the nodes of one that is up."""
 
     @abstractmethod
-    def _clear(self, *, keep_logs: bool = False) -> None:
-        """End everything of it, then remove its files; the record last."""
+    def _end(self, record: R) -> None:
+        """End everything of it that runs.
+
+        Raises:
+            ClusterError: something does not end.
+        """
+
+    @abstractmethod
+    def _remove(self, path: Path) -> None:
+        """Remove a file or a folder of its state, whoever's files are in it.
+
+        Raises:
+            ClusterError: something stays.
+        """
 
     @abstractmethod
     def _gone(self, record: R) -> list[str]:
@@ -81,15 +105,11 @@ class NamedCluster(ABC, Generic[R]):
             nodes: The API server's objects; empty where it does not answer.
         """
 
-    @abstractmethod
-    def _driver(self) -> str:
-        """Return which build of the emulated driver a new cluster would get."""
-
     def _more_problems(self) -> list[str]:
         return []
 
     def _notes(self, record: R) -> tuple[str, ...]:
-        if record.driver in ("", self._driver()):
+        if record.driver in ("", self._parts.driver()):
             return ()
         return ("its cards' driver is of other sources: `testbed down`, then up, makes it anew",)
 
@@ -102,7 +122,7 @@ class NamedCluster(ABC, Generic[R]):
         self, spec: ClusterSpec, progress: Progress, *, images: Sequence[Image] | None = None
     ) -> ClusterStatus:
         self._check(spec)
-        top = self._folder.top
+        top = self._folders.top
         with lock.locked(self._lock, self.context):
             try:
                 record = self._record()
@@ -118,7 +138,7 @@ class NamedCluster(ABC, Generic[R]):
         return self.status()
 
     def down(self, progress: Progress) -> None:
-        if not self._folder.top.exists():
+        if not self._folders.top.exists():
             return
         with lock.locked(self._lock, self.context), progress.step(f"take {self.context} down"):
             self._clear()
@@ -132,6 +152,12 @@ class NamedCluster(ABC, Generic[R]):
                     f"cluster {self.name!r} is not up", hint=f"testbed up --name {self.name}"
                 )
             self._load(record, images, progress)
+
+    def spec(self) -> ClusterSpec | None:
+        record = self._record()
+        if record is None:
+            return None
+        return ClusterSpec(nodes=record.nodes, each_node=record.specs(), port=record.asked_port)
 
     def status(self) -> ClusterStatus:
         record = self._record()
@@ -172,7 +198,7 @@ class NamedCluster(ABC, Generic[R]):
             server=f"https://127.0.0.1:{record.port}",
             kubernetes=version,
             context=self.context,
-            kubeconfig=self._folder.kubeconfig,
+            kubeconfig=self._folders.kubeconfig,
             nodes=nodes,
             problems=tuple(problems),
             notes=self._notes(record),
@@ -181,7 +207,7 @@ class NamedCluster(ABC, Generic[R]):
         )
 
     def kubeconfig(self) -> Path:
-        path = self._folder.kubeconfig
+        path = self._folders.kubeconfig
         if not path.exists():
             default = self.provider == "process"
             raise absent(self.name, options="" if default else f"--provider {self.provider} ")
@@ -193,7 +219,27 @@ class NamedCluster(ABC, Generic[R]):
         Raises:
             Unreachable: there are no keys yet.
         """
-        return Api(record.port, self._folder.authority, self._folder.admin)
+        return Api(record.port, self._folders.authority, self._folders.admin)
+
+    def _record(self) -> R | None:
+        """Return what is known of the start, None where there was none."""
+        return self._records.read(self._folders.record)
+
+    def _clear(self, *, keep_logs: bool = False) -> None:
+        """End everything of it, then remove its files."""
+        record = self._record()
+        if record is not None:
+            self._end(record)
+        folders = self._folders
+        if not folders.top.exists():
+            return
+        for path in folders.top.iterdir():
+            if path != folders.record and not (keep_logs and path == folders.logs):
+                self._remove(path)
+        # Last: without the record nothing could find what runs again.
+        folders.record.unlink(missing_ok=True)
+        if not keep_logs:
+            self._remove(folders.top)
 
 
 def _remove_if_empty(path: Path) -> None:

@@ -142,6 +142,10 @@ class Cluster(Protocol):
         """Take down every process, mount, namespace and file of the cluster."""
         ...
 
+    def spec(self) -> ClusterSpec | None:
+        """Return what was asked for when it was brought up; None where it is absent."""
+        ...
+
     def status(self) -> ClusterStatus: ...
 
     def kubeconfig(self) -> Path:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from testbed.card.spec import CardSpec
 from testbed.lab.images.model import Bind, Image
@@ -26,6 +26,8 @@ class Started:
     nodes: int
     #: Build of the emulated driver that its nodes carry.
     driver: str = ""
+    #: The port that was asked for; 0 where any would do.
+    asked_port: int = 0
     #: Whether pods may run as other users than 0.
     id_range: bool = True
     uuids: dict[str, list[str]] = field(default_factory=dict)  # by node
@@ -39,6 +41,11 @@ class Started:
 
     def specs(self) -> tuple[tuple[CardSpec, ...], ...]:
         """Return the cards of each node, as they were asked for."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the record of a file, or None where it is missing or half-written."""
         raise NotImplementedError
 
     def known_images(self) -> list[Image]:

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from testbed.errors import ClusterError, InputError
 
@@ -61,6 +62,12 @@ class StateFolder:
     """The state folder of one cluster, on the host."""
 
     top: Path
+    #: The file that tells what was started; each kind has its own.
+    RECORD: ClassVar[str]
+
+    @property
+    def record(self) -> Path:
+        return self.top / self.RECORD
 
     @property
     def kubeconfig(self) -> Path:

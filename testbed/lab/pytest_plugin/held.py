@@ -20,9 +20,10 @@ from testbed.lab.bundle import default_place
 from testbed.lab.cluster import lock, resolve
 from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.protocol import ClusterSpec, Progress
+from testbed.lab.cluster.state import check_name
 from testbed.lab.pytest_plugin import keeper
 from testbed.lab.pytest_plugin.settings import Settings, lacks
-from testbed.lab.testbed import Testbed, checked_name
+from testbed.lab.testbed import Testbed
 from testbed.lab.use import VARIABLE
 
 #: A first bring-up fetches and builds Kubernetes.
@@ -70,7 +71,7 @@ def join(
         InputError, MissingTool, ClusterError, DeployError: it cannot be brought up; a
             bundle is named. Also in every other process of the session.
     """
-    checked_name(name)
+    check_name(name)
     with _locked(name):
         state = _read(name)
         if state is None or state.process != settings.process or not _lives(state.keeper):
@@ -147,7 +148,7 @@ def runs(name: str, settings: Settings) -> bool:
     state = _read(name)
     if state is not None and state.process == settings.process:
         return not state.temporary
-    return Testbed(checked_name(name)).cluster.status().state == "up"
+    return Testbed(name).cluster.status().state == "up"
 
 
 def names(settings: Settings) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ def test_the_cards_of_a_node(text, cards):
         (f"{A80}:17", "16 at most"),
         (f"{A80}:9,{A40}:8", "17 cards on a node"),
         ("a100-80g", "a100-80gb"),  # the nearest one is named
+        (f"{A80};{A40}", "gives cards for 2 nodes"),
     ],
 )
 def test_cards_that_there_cannot_be(text, why):

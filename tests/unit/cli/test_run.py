@@ -47,6 +47,9 @@ class FakeTestbed:
 
         yield SimpleNamespace(inherited=self.inherited, note=note)
 
+    def wish(self, cards, nodes, *, default):
+        return lab.cluster_spec(cards or default, nodes)
+
     def up(self, spec, progress):
         self.log.append(("up", spec))
 

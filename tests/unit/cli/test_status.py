@@ -57,7 +57,7 @@ def test_one_that_is_up_is_used():
 def test_one_that_is_broken_is_not():
     said = status_text(status("broken"))
     assert "problem: its own docker has ended" in said
-    assert "kubectl" not in said and "testbed up --name x, with" in said
+    assert "kubectl" not in said and "testbed up --name x mends it" in said
     assert said.endswith("testbed down --name x clears it")
     assert "--name" not in status_text(status("broken", "vgpu"))
 

@@ -9,11 +9,11 @@ import pytest
 from testbed.card.spec import CardSpec
 from testbed.errors import InputError
 from testbed.lab import testbed as module
-from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus, NodeStatus
+from testbed.lab.cluster.protocol import ClusterSpec, ClusterStatus
 from testbed.lab.deploy.chosen import Chosen
 from testbed.lab.images.model import Image
 from testbed.lab.progress import QuietProgress
-from testbed.lab.testbed import Info, Testbed
+from testbed.lab.testbed import Info, Testbed, cluster_spec
 
 QUIET = QuietProgress()
 MIXED = ((CardSpec(profile="a100-80gb", count=2),), (CardSpec(profile="a100-40gb"),))
@@ -29,11 +29,14 @@ def images(mark):
 class FakeCluster:
     driver_root = "/run/vgpu-emulated"
 
-    def __init__(self, state, nodes=()):
-        self.state, self.nodes, self.asked = state, nodes, []
+    def __init__(self, state, was=None):
+        self.state, self.was, self.asked = state, was, []
+
+    def spec(self):
+        return self.was
 
     def status(self):
-        return ClusterStatus(name="t", provider="process", state=self.state, nodes=self.nodes)
+        return ClusterStatus(name="t", provider="process", state=self.state)
 
     def up(self, spec, progress, *, images=None):
         self.asked.append((spec, images))
@@ -69,8 +72,8 @@ def world(monkeypatch):
     monkeypatch.setattr(module.images, "prepare", lambda progress: made.append(1) or images("new"))
     monkeypatch.setattr(module.artifacts, "library", lambda name: Path(__file__))
 
-    def build(state, deployed=None, nodes=()):
-        found = Watched(FakeCluster(state, nodes), deployed)
+    def build(state, deployed=None, was=None):
+        found = Watched(FakeCluster(state, was), deployed)
         found.made = made
         return found
 
@@ -140,14 +143,43 @@ def test_a_notebook_in_a_run_takes_what_is_there_and_makes_nothing(world):
 
 
 def test_a_broken_testbed_comes_back_as_it_was(world):
-    nodes = tuple(NodeStatus(name=str(i), ready=False, profiles=p) for i, p in enumerate(MIXED))
-    found = world("broken", nodes=nodes)
+    was = ClusterSpec(nodes=2, each_node=MIXED, port=7443)
+    found = world("broken", was=was)
     found.ensure(None, QUIET)
-    assert found.cluster.asked[0][0].by_node() == MIXED
+    assert found.cluster.asked[0][0] == was
     asked = ClusterSpec(nodes=3)
     found.cluster.state = "broken"
     found.ensure(asked, QUIET)
     assert found.cluster.asked[1][0] == asked
+
+
+ALIKE = ClusterSpec(nodes=2, each_node=(MIXED[1],) * 2, port=7443)
+
+
+@pytest.mark.parametrize(
+    ("was", "words", "cards", "port"),
+    [
+        (None, {}, "t4:1", 0),
+        (None, {"nodes": 2}, "t4:1", 0),
+        (None, {"cards": "l40s:3", "port": 7444}, "l40s:3", 7444),
+        (ALIKE, {}, "a100-40gb:1;a100-40gb:1", 7443),
+        (ALIKE, {"port": 7444}, "a100-40gb:1;a100-40gb:1", 7444),
+        (ALIKE, {"nodes": 3}, "a100-40gb:1;a100-40gb:1;a100-40gb:1", 7443),
+        (ALIKE, {"cards": "l40s:2"}, "l40s:2;l40s:2", 7443),
+        (ALIKE, {"cards": "l40s;t4;t4"}, "l40s:1;t4:1;t4:1", 7443),
+    ],
+)
+def test_what_nobody_says_stays_as_it_is(world, was, words, cards, port):
+    found = world("up", was=was).wish(**words, default="t4:1")
+    nodes = words.get("nodes", cards.count(";") + 1)
+    assert found.by_node() == cluster_spec(cards, nodes).by_node()
+    assert found.port == port
+
+
+def test_different_nodes_do_not_become_more_by_a_number(world):
+    was = ClusterSpec(nodes=2, each_node=MIXED)
+    with pytest.raises(InputError, match="'a100-80gb:2;a100-40gb:1' gives cards for 2 nodes"):
+        world("up", was=was).wish(nodes=3, default="t4:1")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Locks, processes, files, logs and waiting: the host's side of a cluster."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,12 +10,22 @@ import threading
 
 import pytest
 
+from testbed.card.spec import CardSpec
 from testbed.errors import ClusterError, InputError, WaitTimeout
 from testbed.lab.cluster import lock
 from testbed.lab.cluster.api import Unreachable
-from testbed.lab.cluster.process import files, launch, layout, logs, processes, watch
+from testbed.lab.cluster.process import (
+    ProcessCluster,
+    files,
+    launch,
+    layout,
+    logs,
+    processes,
+    watch,
+)
 from testbed.lab.cluster.process.identity import Identity
 from testbed.lab.cluster.process.record import Record
+from testbed.lab.cluster.protocol import ClusterSpec
 
 DEADLINE_S = 120
 MYSELF = Identity(uid=os.geteuid(), gid=os.getegid())
@@ -161,6 +172,27 @@ def test_a_record_of_an_earlier_version_gives_every_node_its_cards(tmp_path):
     assert Record.read(path) == record
     path.write_text(json.dumps({**json.loads(path.read_text()), "cards": [["a", 1], ["b", 3]]}))
     assert Record.read(path) == record
+
+
+def test_a_cluster_tells_what_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    cluster = ProcessCluster("x")
+    assert cluster.spec() is None
+    record = Record(
+        name="x", token="t", stage="starting", port=7443, nodes=2,
+        cards=[[["a", 1], ["b", 3]], [["c", 1]]], id_range=False, binaries="/b", runc="/r",
+    )  # fmt: skip
+    path = tmp_path / "vgpu-testbed/x/cluster.json"
+    path.parent.mkdir(parents=True)
+    record.write(path)
+    lists = (
+        (CardSpec(profile="a"), CardSpec(profile="b", count=3)),
+        (CardSpec(profile="c"),),
+    )
+    assert cluster.spec() == ClusterSpec(nodes=2, each_node=lists, port=0)  # any port would do
+    dataclasses.replace(record, asked_port=7443).write(path)
+    asked = cluster.spec()
+    assert asked is not None and asked.port == 7443
 
 
 # --- launch --------------------------------------------------------------------

@@ -26,7 +26,7 @@ from testbed.lab.images.model import Image
 from testbed.stack import names
 
 
-class KindCluster(NamedCluster[Record]):
+class KindCluster(NamedCluster[Record, layout.Folders, Parts]):
     """One named cluster of real kind.
 
     Args:
@@ -37,9 +37,7 @@ class KindCluster(NamedCluster[Record]):
     provider: ClassVar[str] = "kind"
 
     def __init__(self, name: str = "vgpu", *, parts: Parts | None = None) -> None:
-        super().__init__(name)
-        self._parts = parts or Parts()
-        self._folders = layout.Folders(self._home / name)
+        super().__init__(name, layout.Folders, Record, parts or Parts())
 
     @property
     def context(self) -> str:
@@ -203,35 +201,22 @@ class KindCluster(NamedCluster[Record]):
             if record is not None:
                 Running(self._folders, record).export(self._folders.logs / "kind")
 
-    def _clear(self, *, keep_logs: bool = False) -> None:
-        """End every container and process of the cluster, then remove its files."""
-        record = self._record()
-        if record is not None and record.own:
+    def _end(self, record: Record) -> None:
+        if record.own:
             # All of it goes with the engine.
             own.stop(record.token, Path(record.data) if record.data else None)
-        elif record is not None:
+        else:
             Running(self._folders, record).delete()
-        if not self._folders.top.exists():
-            return
-        for path in self._folders.top.iterdir():
-            if path != self._folders.record and not (keep_logs and path == self._folders.logs):
-                _remove(path)
-        # Last: without the record nothing could find engine and containers again.
-        self._folders.record.unlink(missing_ok=True)
-        if not keep_logs:
-            _remove(self._folders.top)
+
+    def _remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if path.exists():
+            raise ClusterError(f"{path} cannot be removed", hint=f"sudo rm -rf {path}")
 
     # --- state -------------------------------------------------------------
-
-    @property
-    def _folder(self) -> layout.Folders:
-        return self._folders
-
-    def _record(self) -> Record | None:
-        return Record.read(self._folders.record)
-
-    def _driver(self) -> str:
-        return self._parts.driver()
 
     def _addresses(self, record: Record, nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         told = {each["metadata"]["name"]: _address(each) for each in nodes}
@@ -257,17 +242,3 @@ class KindCluster(NamedCluster[Record]):
 def _address(item: Mapping[str, Any]) -> str:
     addresses = (item.get("status") or {}).get("addresses", [])
     return next((str(a["address"]) for a in addresses if a["type"] == "InternalIP"), "")
-
-
-def _remove(path: Path) -> None:
-    """Remove a file or a folder.
-
-    Raises:
-        ClusterError: something stays.
-    """
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-    if path.exists():
-        raise ClusterError(f"{path} cannot be removed", hint=f"sudo rm -rf {path}")

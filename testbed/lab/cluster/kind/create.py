@@ -66,6 +66,7 @@ class Creation:
             environment=dict(engine.environment),
             data=str(place.data) if place else "",
             port=listening.getsockname()[1],
+            asked_port=self.spec.port,
             nodes=self.spec.nodes,
             cards=cards_text(self.spec.by_node()),
             image=self.image.reference,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from testbed.errors import InputError
 from testbed.lab.cluster.state import StateFolder
@@ -86,9 +87,7 @@ def lent(cache: Path, images: Iterable[Image]) -> tuple[Mount, ...]:
 class Folders(StateFolder):
     """The state folder of a kind cluster."""
 
-    @property
-    def record(self) -> Path:
-        return self.top / "kind.json"
+    RECORD: ClassVar[str] = "kind.json"
 
     @property
     def config(self) -> Path:

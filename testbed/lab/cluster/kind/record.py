@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from testbed.card.spec import CardSpec, parse_nodes
 from testbed.errors import InputError
@@ -45,7 +45,7 @@ class Record(Started):
         return Engine(program=self.engine, own=self.own, environment=self.environment)
 
     @classmethod
-    def read(cls, path: Path) -> Record | None:
+    def read(cls, path: Path) -> Self | None:
         """Return the record of a file, or None where it is missing or half-written."""
         try:
             found = cls(**json.loads(path.read_text()))

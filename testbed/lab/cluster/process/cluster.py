@@ -36,7 +36,7 @@ _IMPORT_S = 300.0
 _ROOM_BYTES = 100 << 20
 
 
-class ProcessCluster(NamedCluster[Record]):
+class ProcessCluster(NamedCluster[Record, layout.Folders, Parts]):
     """One named cluster of local processes.
 
     Args:
@@ -48,9 +48,7 @@ class ProcessCluster(NamedCluster[Record]):
     provider: ClassVar[str] = "process"
 
     def __init__(self, name: str = "vgpu", *, parts: Parts | None = None) -> None:
-        super().__init__(name)
-        self._parts = parts or Parts()
-        self._folders = layout.Folders(self._home / name)
+        super().__init__(name, layout.Folders, Record, parts or Parts())
 
     @property
     def context(self) -> str:
@@ -221,27 +219,17 @@ class ProcessCluster(NamedCluster[Record]):
 
     # --- down --------------------------------------------------------------
 
-    def _clear(self, *, keep_logs: bool = False) -> None:
-        """End every process of the cluster, then remove its files."""
-        record = self._record()
-        if record is not None:
-            left = processes.end(self._holders(record))
-            if left:
-                raise ClusterError(
-                    f"processes of {self.context} do not end",
-                    why=", ".join(f"{each.pid} {' '.join(each.argv)[:80]}" for each in left),
-                    hint="run `testbed down` again; a process in the kernel may need a moment",
-                )
-        ids = identity.choose(self.name)
-        if not self._folders.top.exists():
-            return
-        for path in self._folders.top.iterdir():
-            if path != self._folders.record and not (keep_logs and path == self._folders.logs):
-                files.remove(path, ids)
-        # Last: without the record nothing could find the processes again.
-        self._folders.record.unlink(missing_ok=True)
-        if not keep_logs:
-            files.remove(self._folders.top, ids)
+    def _end(self, record: Record) -> None:
+        left = processes.end(self._holders(record))
+        if left:
+            raise ClusterError(
+                f"processes of {self.context} do not end",
+                why=", ".join(f"{each.pid} {' '.join(each.argv)[:80]}" for each in left),
+                hint="run `testbed down` again; a process in the kernel may need a moment",
+            )
+
+    def _remove(self, path: Path) -> None:
+        files.remove(path, identity.choose(self.name))
 
     def _holders(self, record: Record) -> list[processes.Process]:
         """Return the processes whose end ends the cluster, pid 1 first."""
@@ -253,16 +241,6 @@ class ProcessCluster(NamedCluster[Record]):
         return sorted(found.values(), key=lambda each: not each.is_pid1)
 
     # --- state -------------------------------------------------------------
-
-    @property
-    def _folder(self) -> layout.Folders:
-        return self._folders
-
-    def _record(self) -> Record | None:
-        return Record.read(self._folders.record)
-
-    def _driver(self) -> str:
-        return self._parts.driver()
 
     def _addresses(self, record: Record, _: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         return {each.name: each.address for each in layout.nodes(self.name, record.nodes)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from testbed.errors import InputError
 from testbed.lab.cluster.state import StateFolder
@@ -97,9 +98,7 @@ class Neutral:
 class Folders(StateFolder):
     """The state folder of a cluster of processes."""
 
-    @property
-    def record(self) -> Path:
-        return self.top / "cluster.json"
+    RECORD: ClassVar[str] = "cluster.json"
 
     @property
     def status(self) -> Path:

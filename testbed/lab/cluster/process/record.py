@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from testbed.card.spec import CardSpec
 from testbed.lab.cluster.started import Started
@@ -32,7 +32,7 @@ class Record(Started):
         )
 
     @classmethod
-    def read(cls, path: Path) -> Record | None:
+    def read(cls, path: Path) -> Self | None:
         """Return the record of a file, or None where it is missing or half-written."""
         try:
             found = cls(**json.loads(path.read_text()))

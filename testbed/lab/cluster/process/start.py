@@ -81,6 +81,7 @@ def write(folders: layout.Folders, start: Start) -> tuple[Record, list[tuple[str
         token=token,
         stage="starting",
         port=start.port,
+        asked_port=start.spec.port,
         nodes=len(start.nodes),
         cards=card_lists(start.spec),
         id_range=start.identity.id_range,
