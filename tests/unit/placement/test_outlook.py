@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from testbed.stack.model import Card, Constraint, Request
+from testbed.stack.model import Card, Request
 from testbed.stack.placement import Kind, PodRequest
 from testbed.stack.placement import ledger as ledger_module
 from testbed.stack.placement import nodes as nodes_module
@@ -18,59 +18,18 @@ from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.outlook import Outlook, outlook
 from testbed.stack.placement.single import may_fit_row
 
+from .chance import some_cards, some_pod
+
 NODES = 12
-POLICIES = ("binpack", "spread", "mutex", "numa,binpack", "mutex,spread")
-
-
-def some_cards(rng, node):
-    return [
-        Card(
-            uuid=f"GPU-{node}-{j}",
-            index=j,
-            slots=rng.choice((2, 10)),
-            mem_mib=rng.choice((16384, 24577, 81920)),
-            core_pct=rng.choice((100, 200)),
-            model=rng.choice(("NVIDIA A100", "NVIDIA-Tesla T4")),
-            numa=rng.randint(0, 2),
-            healthy=rng.random() < 0.95,
-        )
-        for j in range(rng.choice((1, 4, 8, 8, 9)))
-    ]
-
-
-def some_request(rng):
-    percent = rng.choice((None, None, 10, 60))
-    return Request(
-        count=rng.choice((0, 1, 1, 2, 3)),
-        mem_mib=rng.choice((1, 1000, 20000, 3_000_000_000)) if percent is None else None,
-        mem_pct=percent,
-        core_pct=rng.choice((0, 1, 10, 30, 100)),
-    )
-
-
-def some_pod(rng):
-    kinds = (*rng.choices((Kind.INIT, Kind.SIDECAR), k=rng.randint(0, 1)),)
-    kinds += (Kind.APP,) * rng.randint(1, 3)
-    return PodRequest(
-        containers=(*(some_request(rng) for _ in kinds[1:]), Request(count=1, mem_mib=100)),
-        kinds=kinds,
-        constraint=Constraint(
-            use_types=rng.choice(((), (), ("a100",))),
-            use_uuids=rng.choice(((), (), (), ("GPU-0-0", "GPU-3-0", "GPU-5-0"))),
-            nouse_uuids=rng.choice(((), (), ("GPU-0-0", "GPU-1-1"))),
-            numa_bind=rng.random() < 0.3,
-        ),
-        node_policy=rng.choice(("binpack", "spread")),
-        card_policy=rng.choice(POLICIES),
-    )
 
 
 def change(rng, ledger, uids):
     """Do to a ledger one of the things that happen to a cluster."""
-    node = f"node-{rng.randrange(NODES)}"
+    number = rng.randrange(NODES)
+    node = f"node-{number}"
     what = rng.random()
     if what < 0.05 or node not in ledger.nodes():
-        ledger.set_node(node, some_cards(rng, node))
+        ledger.set_node(node, some_cards(rng, number))
     elif what < 0.08:
         ledger.remove_node(node)
     elif what < 0.3 and uids:
@@ -87,7 +46,7 @@ def run(rng, steps):
     """Change a ledger again and again; return how often what was kept was right, and wrong."""
     ledger, uids = Ledger(), []
     for i in range(NODES):
-        ledger.set_node(f"node-{i}", some_cards(rng, f"node-{i}"))
+        ledger.set_node(f"node-{i}", some_cards(rng, i))
     pods = [some_pod(rng) for _ in range(6)]
     right = wrong = 0
     for _ in range(steps):
@@ -126,7 +85,7 @@ def test_a_change_that_is_not_noted_would_be_seen(monkeypatch):
 def test_only_so_many_requests_are_kept(monkeypatch):
     monkeypatch.setattr(outlook_module, "_KEPT", 3)
     ledger, rng = Ledger(), random.Random(1)
-    ledger.set_node("node-0", some_cards(rng, "node-0"))
+    ledger.set_node("node-0", some_cards(rng, 0))
     pods = [some_pod(rng) for _ in range(5)]
     first = [outlook(ledger, pod) for pod in pods]
     assert len(ledger.outlooks) == 3
