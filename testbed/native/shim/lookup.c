@@ -1,9 +1,9 @@
 /* How calls get here: by exported names (programs linked with libcuda), by dlsym
  * (CUDA runtimes, NVML bindings) and by cuGetProcAddress (everything newer).
  *
- * Our dlsym must not change the meaning of anybody else's: RTLD_NEXT depends on the
- * caller's address, so every request that is not for a hooked name *jumps* to the C
- * library's dlsym with the caller's stack untouched (an allocator's interposer would
+ * Our dlsym and dlvsym must not change the meaning of anybody else's: RTLD_NEXT depends on
+ * the caller's address, so every request that is not for a hooked name *jumps* to the C
+ * library's with the caller's stack untouched (an allocator's interposer would
  * otherwise find itself and recurse). No lock, no allocation on that path. */
 #define _GNU_SOURCE
 #include "lookup.h"
@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "asker.h"
 #include "clib.h"
 
 enum stream_kind { ANY, LEGACY, PER_THREAD };
@@ -40,8 +41,10 @@ static const char *const names[VGPU_SYM_COUNT] = {
 _Atomic(void *) vgpu_reals[VGPU_SYM_COUNT];
 
 typedef void *dlsym_fn(void *handle, const char *name);
+typedef void *dlvsym_fn(void *handle, const char *name, const char *version);
 typedef void *dlopen_fn(const char *path, int mode);
 static _Atomic(dlsym_fn *) clib_dlsym;
+static _Atomic(dlvsym_fn *) clib_dlvsym;
 static _Atomic(dlopen_fn *) clib_dlopen;
 
 VGPU_EARLY static void *no_dlsym(void *handle, const char *name) {
@@ -56,6 +59,21 @@ VGPU_EARLY static dlsym_fn *real_dlsym(void) {
         found = (dlsym_fn *)vgpu_clib("dlsym");
         if (found == NULL) return no_dlsym;
         atomic_store_explicit(&clib_dlsym, found, memory_order_release);
+    }
+    return found;
+}
+
+VGPU_EARLY static void *no_dlvsym(void *handle, const char *name, const char *version) {
+    (void)version;
+    return no_dlsym(handle, name);
+}
+
+VGPU_EARLY static dlvsym_fn *real_dlvsym(void) {
+    dlvsym_fn *found = atomic_load_explicit(&clib_dlvsym, memory_order_acquire);
+    if (found == NULL) {
+        found = (dlvsym_fn *)vgpu_clib("dlvsym");
+        if (found == NULL) return no_dlvsym; /* musl has none */
+        atomic_store_explicit(&clib_dlvsym, found, memory_order_release);
     }
     return found;
 }
@@ -103,14 +121,22 @@ static bool is_driver(const struct vgpu_object *object) {
                              strncmp(object->name, "libnvidia-ml.so", 15) == 0);
 }
 
-/* A hooked name: what the real dlsym finds decides. Only the driver's own function is
+/* What the C library finds for whoever asked. */
+static void *find_for(void *caller, void *handle, const char *name, const char *version) {
+    void *function = version == NULL ? (void *)real_dlsym() : (void *)real_dlvsym();
+    if (handle == RTLD_NEXT)
+        return vgpu_ask_as(vgpu_asker_return(caller), function, handle, name, version);
+    return version == NULL ? real_dlsym()(handle, name) : real_dlvsym()(handle, name, version);
+}
+
+/* A hooked name: what the C library finds decides. Only the driver's own function is
  * replaced; a wrapper library's function of the same name stays the wrapper's. */
-static void *dlsym_hooked(void *handle, const char *name, void *caller) {
-    void *found = real_dlsym()(handle, name);
+static void *hooked(void *handle, const char *name, const char *version, void *caller) {
+    void *found = find_for(caller, handle, name, version);
     if (found == NULL) return NULL;
     int i = hook_index(name);
     struct vgpu_object from = vgpu_object_of(found);
-    struct vgpu_object self = vgpu_object_of((void *)dlsym_hooked);
+    struct vgpu_object self = vgpu_object_of((void *)hooked);
     if (from.found && self.found && from.base == self.base) {
         /* Found us in the global scope. Without us the answer would be the driver's
          * if it is loaded, else nothing: a program that probes for CUDA must not be
@@ -128,52 +154,72 @@ static void *dlsym_hooked(void *handle, const char *name, void *caller) {
     return hooks[i].entry;
 }
 
-/* Where `dlsym` goes on: called by the assembly below, before anything is set up. */
-__attribute__((visibility("hidden"), used)) VGPU_EARLY void *vgpu_dlsym_target(void *handle, const char *name);
-void *vgpu_dlsym_target(void *handle, const char *name) {
-    if (name != NULL && handle != RTLD_NEXT &&
-        ((name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v')) &&
-        hook_index(name) >= 0)
-        return (void *)dlsym_hooked;
-    return (void *)real_dlsym();
+static void *dlsym_hooked(void *handle, const char *name, void *caller) {
+    return hooked(handle, name, NULL, caller);
 }
 
-/* dlsym(handle, name): ask vgpu_dlsym_target, then jump there with both arguments,
- * the caller's address as third, and the stack as it was at entry. Exported under both
- * version nodes that glibc has used (2.2.5 in libdl, 2.34 in libc). Not under the thread
- * sanitizer, whose dl_iterate_phdr works only when it has looked up everything else by dlsym. */
-#ifndef __SANITIZE_THREAD__
-__asm__(".text\n"
-        ".p2align 4\n"
-        ".globl vgpu_dlsym\n"
-        ".globl vgpu_dlsym_old\n"
-        ".type vgpu_dlsym, @function\n"
-        ".type vgpu_dlsym_old, @function\n"
-        "vgpu_dlsym_old:\n"
-        "vgpu_dlsym:\n"
-        ".cfi_startproc\n"
-        "    endbr64\n"
-        "    pushq %rdi\n"
-        ".cfi_adjust_cfa_offset 8\n"
-        "    pushq %rsi\n"
-        ".cfi_adjust_cfa_offset 8\n"
-        "    subq $8, %rsp\n"
-        ".cfi_adjust_cfa_offset 8\n"
-        "    call vgpu_dlsym_target\n"
-        "    addq $8, %rsp\n"
-        ".cfi_adjust_cfa_offset -8\n"
-        "    popq %rsi\n"
-        ".cfi_adjust_cfa_offset -8\n"
-        "    popq %rdi\n"
-        ".cfi_adjust_cfa_offset -8\n"
-        "    movq (%rsp), %rdx\n"
-        "    jmpq *%rax\n"
-        ".cfi_endproc\n"
-        ".size vgpu_dlsym, . - vgpu_dlsym\n"
-        ".size vgpu_dlsym_old, . - vgpu_dlsym_old\n"
-        ".symver vgpu_dlsym, dlsym@@GLIBC_2.34\n"
-        ".symver vgpu_dlsym_old, dlsym@GLIBC_2.2.5\n");
-#endif
+static void *dlvsym_hooked(void *handle, const char *name, const char *version, void *caller) {
+    return hooked(handle, name, version, caller);
+}
+
+VGPU_EARLY static bool ours_to_answer(void *handle, const char *name, void *caller) {
+    return name != NULL &&
+           ((name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && name[1] == 'v')) &&
+           hook_index(name) >= 0 && (handle != RTLD_NEXT || vgpu_asker_return(caller) != NULL);
+}
+
+/* Where `dlsym` and `dlvsym` go on: called by the assembly below, before anything is set up. */
+#define TARGET __attribute__((visibility("hidden"), used)) VGPU_EARLY
+TARGET void *vgpu_dlsym_target(void *handle, const char *name, void *caller);
+TARGET void *vgpu_dlvsym_target(void *handle, const char *name, const char *version, void *caller);
+
+void *vgpu_dlsym_target(void *handle, const char *name, void *caller) {
+    return ours_to_answer(handle, name, caller) ? (void *)dlsym_hooked : (void *)real_dlsym();
+}
+
+void *vgpu_dlvsym_target(void *handle, const char *name, const char *version, void *caller) {
+    return version != NULL && ours_to_answer(handle, name, caller) ? (void *)dlvsym_hooked
+                                                                   : (void *)real_dlvsym();
+}
+
+/* `symbol`(handle, name[, version]): ask `target`, then jump there with the arguments, the
+ * caller's address as one more, and the stack as it was at entry. Exported under both version
+ * nodes that glibc has used (2.2.5 in libdl, 2.34 in libc). `caller`: the register of that
+ * argument. */
+#define ENTRY(symbol, caller)                                                                      \
+    __asm__(".text\n"                                                                              \
+            ".p2align 4\n"                                                                         \
+            ".globl vgpu_" symbol "\n"                                                             \
+            ".globl vgpu_" symbol "_old\n"                                                         \
+            ".type vgpu_" symbol ", @function\n"                                                   \
+            ".type vgpu_" symbol "_old, @function\n"                                               \
+            "vgpu_" symbol "_old:\n"                                                               \
+            "vgpu_" symbol ":\n"                                                                   \
+            ".cfi_startproc\n"                                                                     \
+            "    endbr64\n"                                                                        \
+            "    pushq %rdi\n"                                                                     \
+            ".cfi_adjust_cfa_offset 8\n"                                                           \
+            "    pushq %rsi\n"                                                                     \
+            ".cfi_adjust_cfa_offset 8\n"                                                           \
+            "    pushq %rdx\n"                                                                     \
+            ".cfi_adjust_cfa_offset 8\n"                                                           \
+            "    movq 24(%rsp), %" caller "\n"                                                     \
+            "    call vgpu_" symbol "_target\n"                                                    \
+            "    popq %rdx\n"                                                                      \
+            ".cfi_adjust_cfa_offset -8\n"                                                          \
+            "    popq %rsi\n"                                                                      \
+            ".cfi_adjust_cfa_offset -8\n"                                                          \
+            "    popq %rdi\n"                                                                      \
+            ".cfi_adjust_cfa_offset -8\n"                                                          \
+            "    movq (%rsp), %" caller "\n"                                                       \
+            "    jmpq *%rax\n"                                                                     \
+            ".cfi_endproc\n"                                                                       \
+            ".size vgpu_" symbol ", . - vgpu_" symbol "\n"                                         \
+            ".size vgpu_" symbol "_old, . - vgpu_" symbol "_old\n"                                 \
+            ".symver vgpu_" symbol ", " symbol "@@GLIBC_2.34\n"                                    \
+            ".symver vgpu_" symbol "_old, " symbol "@GLIBC_2.2.5\n")
+ENTRY("dlsym", "rdx");
+ENTRY("dlvsym", "rcx");
 
 /* --- cuGetProcAddress ------------------------------------------------------ */
 

@@ -387,14 +387,25 @@ def test_it_needs_the_c_library_and_an_old_one_will_do() -> None:
     }
     assert max(versions) <= (2, 17)
     names = {line.split()[-1].split("@")[0] for line in undefined.splitlines()}
-    assert not names & {"malloc", "free", "dlsym", "dlopen", "pthread_mutex_lock", "open", "close"}
+    assert not names & {
+        "malloc",
+        "free",
+        "dlsym",
+        "dlvsym",
+        "dlopen",
+        "pthread_mutex_lock",
+        "open",
+        "close",
+    }
 
 
-def test_it_exports_hooks_and_dlsym_only() -> None:
+def test_it_exports_hooks_and_lookups_only() -> None:
     names = exported(harness.shim())
     assert {name for name in names if not name.startswith(("cu", "nvml"))} == {
         "dlsym@@GLIBC_2.34",
         "dlsym@GLIBC_2.2.5",
+        "dlvsym@@GLIBC_2.34",
+        "dlvsym@GLIBC_2.2.5",
         "GLIBC_2.2.5",
         "GLIBC_2.34",
     }
