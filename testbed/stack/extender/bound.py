@@ -1,94 +1,182 @@
-"""A pod that is on its node, and what it was promised there."""
+"""A pod that is on its node, and what it was promised there.
+
+What the ledger holds for such a pod is the pod itself: of a hundred thousand nothing is
+kept twice.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from testbed.stack.config import DeviceConfig
 from testbed.stack.extender.pods import PodView
-from testbed.stack.model import PodKey, PodShares, Share
-from testbed.stack.placement.effective import Kind
-from testbed.stack.placement.ledger import Held
+from testbed.stack.model import VENDOR_NVIDIA, PodKey, PodShares, Share
+from testbed.stack.placement.effective import Kind, fold
+from testbed.stack.placement.ledger import Ledger, Several, Single, flattened
 
 log = logging.getLogger(__name__)
 
 _ONE_APP = (Kind.APP,)
-#: A node and what is held of one card.
-_ONE_CARD = 5
 
 
-class Bound(msgspec.Struct, kw_only=True, gc=False):
-    """A pod on its node, with what it was promised there."""
+class Sort(msgspec.Struct, frozen=True, gc=False):
+    """What many pods have in common; kept once for all of them."""
 
-    # A hundred thousand of these: as objects that the collector knows they would need more.
-    pod: PodKey
-    node: str
+    namespace: str
     kinds: tuple[Kind, ...]
     initialised: bool
-    priority: int = 0
-    since: float = 0.0
-    _shares: PodShares | None
-    _held: Held = ()
-    _vendor: str = ""
+    priority: int
+    vendor: str
 
-    def plain(self) -> Held:
-        """Return what the ledger holds, where that says the same as the shares: of a pod
-        with one container that lives as long as itself. Empty of others."""
-        shares = self._shares
-        if shares is None:
-            return self._held
-        if len(shares) != 1 or not shares[0] or self.kinds[:1] != _ONE_APP:
-            return ()
-        flat: list[Any] = [self.node]
-        for share in shares[0]:
-            flat += (share.uuid, 1, share.mem_mib, share.core_pct)
-        if len(flat) > _ONE_CARD and len(set(flat[1::4])) < len(shares[0]):
-            return ()  # twice the same card: the ledger holds the sum
-        return tuple(flat)
 
-    def slim(self, held: Held) -> None:
-        """Keep what the ledger holds in place of the shares, where they are the same."""
-        if self._shares is not None and held and self.plain() == held:
-            self.keep(held)
+_SORTS: dict[Sort, Sort] = {}
+_MOST_SORTS = 16384
 
-    def keep(self, held: Held) -> None:
-        """Keep what ``plain`` says in place of the shares."""
-        if self._shares is not None:
-            self._held, self._vendor = held, self._shares[0][0].vendor
-            self._shares = None
 
-    @property
-    def counted(self) -> bool:
-        """Whether its quota's use is ``amount``; ``Quotas`` remembers that of others."""
-        return self._shares is None
+class Bound:
+    """A pod on its node: what the ledger holds for it, with what else is known of it.
 
-    def amount(self) -> tuple[int, int]:
-        """Return MiB and percent that a pod that is ``counted`` takes of all cards."""
-        return sum(self._held[3::4]), sum(self._held[4::4])
+    Attributes:
+        since: When it was first seen there, by the extender's clock.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        node: str
+        uid: str
+        name: str
+        sort: Sort
+        since: float
+
+        @property
+        def shares(self) -> PodShares:
+            """What each container was promised."""
+
+        def amount(self) -> tuple[int, int]:
+            """Return MiB and percent of all its cards: its use of a quota."""
 
     @property
-    def vendor(self) -> str:
-        """The word of the vendor of the cards of a pod that is ``plain``."""
-        return self._vendor if self._shares is None else self._shares[0][0].vendor
+    def pod(self) -> PodKey:
+        return PodKey(namespace=self.sort.namespace, name=self.name, uid=self.uid)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.sort.kinds
+
+    @property
+    def initialised(self) -> bool:
+        return self.sort.initialised
+
+    @property
+    def priority(self) -> int:
+        return self.sort.priority
+
+
+class BoundToOne(Bound, Single, gc=False):
+    """A pod of one container that has one card, as most are."""
+
+    uid: str
+    name: str
+    sort: Sort
+    since: float
 
     @property
     def shares(self) -> PodShares:
-        """What each container was promised."""
-        if self._shares is not None:
-            return self._shares
-        held, vendor = self._held, self._vendor
+        share = Share(
+            uuid=self.uuid,
+            vendor=self.sort.vendor,
+            mem_mib=self.mem_mib,
+            core_pct=self.core_pct,
+        )
+        return ((share,),)
+
+    def amount(self) -> tuple[int, int]:
+        return self.mem_mib, self.core_pct
+
+
+class BoundToSeveral(Bound, Several, gc=False):
+    """Any other pod."""
+
+    uid: str
+    name: str
+    sort: Sort
+    since: float
+    promised: PodShares | None  # None where ``taken`` says the same
+
+    @property
+    def shares(self) -> PodShares:
+        if self.promised is not None:
+            return self.promised
+        vendor = self.sort.vendor
         return (
             tuple(
                 Share(uuid=uuid, vendor=vendor, mem_mib=mem, core_pct=core)
-                for uuid, mem, core in zip(held[1::4], held[3::4], held[4::4], strict=True)
+                for uuid, _, mem, core in self.taken()
             ),
         )
 
+    def amount(self) -> tuple[int, int]:
+        return sum(self.flat[2::4]), sum(self.flat[3::4])
 
-def adopt(view: PodView, config: DeviceConfig, since: float) -> Bound | None:
+
+def bound_pod(
+    pod: PodKey,
+    node: str,
+    shares: PodShares,
+    kinds: tuple[Kind, ...],
+    *,
+    initialised: bool,
+    priority: int,
+    since: float,
+) -> BoundToOne | BoundToSeveral:
+    """Return a pod that is on its node, charged for what runs there at a time.
+
+    Args:
+        pod: Which one.
+        node: Where it is.
+        shares: What each container was promised.
+        kinds: Their lives.
+        initialised: Whether its init containers are through.
+        priority: Its priority.
+        since: When it was first seen there.
+    """
+    sort = Sort(pod.namespace, kinds, initialised, priority, _vendor(shares))
+    sort = _SORTS.get(sort) or _new(sort)
+    plain = len(shares) == 1 and kinds[:1] == _ONE_APP
+    if plain and len(shares[0]) == 1:
+        (share,) = shares[0]
+        return BoundToOne(
+            node, share.uuid, share.mem_mib, share.core_pct, pod.uid, pod.name, sort, since
+        )
+    charges = fold(shares, kinds, initialised=initialised)
+    # Of twice the same card the charge is the sum.
+    same = plain and len(charges) == len(shares[0])
+    return BoundToSeveral(
+        node, flattened(charges), pod.uid, pod.name, sort, since, None if same else shares
+    )
+
+
+def _vendor(shares: PodShares) -> str:
+    """Return the word of the vendor of a pod's cards; they are of one."""
+    for container in shares:
+        for share in container:
+            return share.vendor
+    return VENDOR_NVIDIA
+
+
+def _new(sort: Sort) -> Sort:
+    if len(_SORTS) >= _MOST_SORTS:
+        _SORTS.clear()
+    _SORTS[sort] = sort
+    return sort
+
+
+def adopt(view: PodView, config: DeviceConfig, since: float) -> BoundToOne | BoundToSeveral | None:
     """Return a pod that an earlier process bound: its annotations are all there is.
 
     Only what our own scheduler placed counts; what the pod's owner writes later is
@@ -109,12 +197,31 @@ def adopt(view: PodView, config: DeviceConfig, since: float) -> Bound | None:
     if tuple(map(len, shares)) != view.counts:
         log.warning("%s: what it was promised is not what it asks for", view.key)
         return None
-    return Bound(
-        pod=view.key,
-        node=view.node,
-        _shares=shares,
-        kinds=view.kinds,
+    return bound_pod(
+        view.key,
+        view.node,
+        shares,
+        view.kinds,
         initialised=view.initialised,
         priority=view.priority,
         since=since,
     )
+
+
+class BoundPods(Mapping[str, Bound]):
+    """The pods on their nodes by uid: those of the ledger's promises that are such pods."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._held = ledger.all_held()
+
+    def __getitem__(self, uid: str) -> Bound:
+        held = self._held[uid]
+        if not isinstance(held, Bound):
+            raise KeyError(uid)
+        return held
+
+    def __iter__(self) -> Iterator[str]:
+        return (uid for uid, held in self._held.items() if isinstance(held, Bound))
+
+    def __len__(self) -> int:
+        return sum(isinstance(held, Bound) for held in self._held.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from testbed.errors import ClusterError
@@ -28,7 +28,9 @@ class Follower:
     Args:
         source: Lists and watches.
         path: The collection.
-        identify: Names an object; what a new list lacks is told as gone by that name.
+        identify: Names an object.
+        held: Returns the names of the objects of which anything is known; those that a new
+            list lacks are told as gone. Asked before the list, so that it must have them.
         changed: Called with the object.
         gone: Called with its name.
         synced: Called after each complete list.
@@ -41,6 +43,7 @@ class Follower:
         path: str,
         *,
         identify: Callable[[Mapping[str, Any]], str],
+        held: Callable[[], Iterable[str]],
         changed: Callable[[Mapping[str, Any]], None],
         gone: Callable[[str], None],
         synced: Callable[[], None],
@@ -49,11 +52,11 @@ class Follower:
         self._source = source
         self._path = path
         self._identify = identify
+        self._held = held
         self._changed = changed
         self._gone = gone
         self._synced = synced
         self._item = item
-        self._known: set[str] = set()
         self._version = ""
         self._anew = False
         self._following: asyncio.Future[None] | None = None
@@ -97,17 +100,17 @@ class Follower:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     async def _list(self) -> None:
-        present: set[str] = set()
+        missing = set(self._held())
 
         def take(items: list[Any]) -> None:
             for item in items:
-                present.add(self._identify(item))
+                if missing:
+                    missing.discard(self._identify(item))
                 self._changed(item)
 
         version = await self._source.list(self._path, take, self._item)
-        for name in self._known - present:
+        for name in missing:
             self._gone(name)
-        self._known = present
         self._version = version
         self._synced()
 
@@ -119,12 +122,9 @@ class Follower:
                 f"watch {self._path}", int(item.get("code") or 500), str(item.get("message"))
             )
         if kind in ("ADDED", "MODIFIED"):
-            self._known.add(self._identify(item))
             self._changed(item)
         elif kind == "DELETED":
-            name = self._identify(item)
-            self._known.discard(name)
-            self._gone(name)
+            self._gone(self._identify(item))
         version = (item.get("metadata") or {}).get("resourceVersion")
         if version:
             self._version = str(version)

@@ -17,7 +17,14 @@ from testbed.stack import names
 from testbed.stack.codec.links import decode_links
 from testbed.stack.config import DeviceConfig
 from testbed.stack.devices.vendor import vendors
-from testbed.stack.extender.bound import Bound, adopt
+from testbed.stack.extender.bound import (
+    Bound,
+    BoundPods,
+    BoundToOne,
+    BoundToSeveral,
+    adopt,
+    bound_pod,
+)
 from testbed.stack.extender.histogram import Histogram
 from testbed.stack.extender.nominations import Nomination, Nominations
 from testbed.stack.extender.pods import PodView, view_of
@@ -56,7 +63,7 @@ class State:
         self.turns = Turns()
         self.waiting = Waiting()
         self.nominations = Nominations()
-        self.bound: dict[str, Bound] = {}
+        self.bound = BoundPods(self.ledger)
         self._leads: Callable[[], bool] = lambda: True
         self.leader = ""
         self._nodes_synced = False
@@ -154,6 +161,10 @@ class State:
         if self._registered.pop(name, None) is not None:
             self.ledger.remove_node(name)
 
+    def known_nodes(self) -> list[str]:
+        """Return the names of the nodes that were told."""
+        return list(self._registered)
+
     # --- quotas ----------------------------------------------------------
 
     def quota_changed(self, quota: Mapping[str, Any]) -> None:
@@ -188,6 +199,11 @@ class State:
         scopes = [(namespace, vendor.word) for vendor in vendors(self.config)]
         return [hard.get(scope, {}).get(name) for scope in scopes]
 
+    def known_quotas(self) -> list[str]:
+        """Return the quotas that bound anything, as ``quota_gone`` names them."""
+        hard = self.quotas.hard().items()
+        return [f"{namespace}/{name}" for (namespace, _), quotas in hard for name in quotas]
+
     @staticmethod
     def _bound_of(hard: Mapping[str, Any], resource: str) -> int | None:
         text = hard.get(f"limits.{resource}")
@@ -213,9 +229,8 @@ class State:
     def pod_gone(self, uid: str) -> None:
         """Forget a pod that was deleted or has ended: reservation, shares, turn."""
         held = self.reservations.drop(uid) is not None
-        bound = self.bound.pop(uid, None)
+        bound = self.bound.get(uid)
         if bound is not None:
-            self._uncount(bound.priority)
             self._count(bound, -1)
         self._give_back(uid)
         self.unnominate(uid)
@@ -226,6 +241,16 @@ class State:
             self.waiting.refused(pod, self.clock())
         if held or bound is not None:
             self.waiting.room_made()
+
+    def known_pods(self) -> set[str]:
+        """Return the uids of the pods of which anything is kept: a cluster has many more."""
+        return {
+            *self.bound,
+            *(reservation.pod.uid for reservation in self.reservations),
+            *(nomination.pod.uid for nomination in self.nominations),
+            *self.waiting.uids(),
+            *self.turns.uids(),
+        }
 
     def _promise(
         self, pod: PodKey, node: str, shares: PodShares, charges: Mapping[str, Charge]
@@ -242,17 +267,18 @@ class State:
         self.ledger.release(uid)
         self.quotas.release(uid)
 
-    def _count(self, bound: Bound, sign: int) -> None:
-        """Count a pod against its namespace's quota, or give back what it counted, where
-        what it holds says how much."""
-        if bound.counted:
-            mem, core = bound.amount()
-            self.quotas.add(bound.pod.namespace, sign * mem, sign * core, bound.vendor)
+    def _arrive(self, bound: BoundToOne | BoundToSeveral) -> None:
+        """Charge a pod that is on its node, and remember it by that."""
+        self.ledger.hold(bound.uid, bound)
+        self._count(bound, +1)
 
-    def _uncount(self, priority: int) -> None:
-        self._priorities[priority] -= 1
-        if not self._priorities[priority]:
-            del self._priorities[priority]
+    def _count(self, bound: Bound, sign: int) -> None:
+        mem, core = bound.amount()
+        sort = bound.sort
+        self.quotas.add(sort.namespace, sign * mem, sign * core, sort.vendor)
+        self._priorities[sort.priority] += sign
+        if not self._priorities[sort.priority]:
+            del self._priorities[sort.priority]
 
     def lowest_priority(self) -> int | None:
         """Return the lowest priority of the bound pods; None if there are none."""
@@ -273,8 +299,18 @@ class State:
         if known is None:
             return
         if known.initialised != view.initialised:
-            known.initialised = view.initialised
-            self._charge(known)
+            self._count(known, -1)
+            self._arrive(
+                bound_pod(
+                    view.key,
+                    known.node,
+                    known.shares,
+                    known.kinds,
+                    initialised=view.initialised,
+                    priority=known.priority,
+                    since=known.since,
+                )
+            )
             self.waiting.room_made()  # its init containers' peak is over
         if view.bind_phase == names.PHASE_ALLOCATING:
             self.turns.hold(known.node, uid, self.clock(), view.left)
@@ -285,8 +321,7 @@ class State:
         bound = adopt(view, self.config, self._adopted_at())
         if bound is None:
             return None
-        self._priorities[bound.priority] += 1
-        self._charge(bound)
+        self._arrive(bound)
         unknown = self.ledger.unknown_cards(view.key.uid) if self.synced else ()
         if unknown:
             log.warning("%s holds cards that %s lacks: %s", view.key, view.node, unknown)
@@ -299,21 +334,6 @@ class State:
         if self._begun is None:
             self._begun = self.clock()
         return self._begun
-
-    def _charge(self, bound: Bound) -> None:
-        uid = bound.pod.uid
-        self.bound[uid] = bound
-        held = bound.plain()
-        if held:
-            # Most pods of a large list: what follows would take three times as long.
-            self.ledger.hold(uid, held)
-            if not bound.counted:
-                bound.keep(held)
-                self._count(bound, +1)
-            return
-        shares = bound.shares
-        charges = fold(shares, bound.kinds, initialised=bound.initialised)
-        self._promise(bound.pod, bound.node, shares, charges)
 
     # --- promises --------------------------------------------------------
 
@@ -377,19 +397,18 @@ class State:
         uid = reservation.pod.uid
         if self.reservations.drop(uid) is None:
             return
-        bound = self.bound[uid] = Bound(
-            pod=reservation.pod,
-            node=reservation.node,
-            _shares=reservation.shares,
-            kinds=reservation.kinds,
+        bound = bound_pod(
+            reservation.pod,
+            reservation.node,
+            reservation.shares,
+            reservation.kinds,
             initialised=Kind.INIT not in reservation.kinds,
             priority=reservation.priority,
             since=self.clock(),
         )
-        bound.slim(self.ledger.held(uid))
-        if bound.counted:
-            self.quotas.hand_over(uid)
-        self._priorities[reservation.priority] += 1
+        self.ledger.keep(uid, bound)
+        self.quotas.release(uid)
+        self._count(bound, +1)
 
     def drop_expired(self) -> list[Reservation]:
         """Give back the reservations whose time is up, and return them."""

@@ -114,6 +114,10 @@ class Turns:
         """Return the nodes with a holder or a queue."""
         return sorted({*self._held, *(node for node, queue in self._waiting.items() if queue)})
 
+    def uids(self) -> list[str]:
+        """Return the pods that hold a turn or wait for one."""
+        return list(self._node)
+
     def _tell(self, uid: str | None) -> None:
         if uid is not None and self._wake is not None:
             self._wake(uid)

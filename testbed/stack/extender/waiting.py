@@ -76,6 +76,10 @@ class Waiting:
     def get(self, uid: str) -> Refusal | None:
         return self._kept.get(uid)
 
+    def uids(self) -> set[str]:
+        """Return the pods that were refused and are not forgotten."""
+        return {*self._kept, *self._fresh}
+
     def listen(self, room: Callable[[], None]) -> None:
         """Call a function whenever room was made while a refusal is fresh."""
         self._listen = room

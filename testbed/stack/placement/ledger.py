@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from testbed.stack.model import Card
@@ -38,14 +39,46 @@ class Promise:
     charges: tuple[tuple[str, Charge], ...]
 
 
-#: A promise as it is kept: the node, then uuid, slots, MiB and percent of each card. A
-#: hundred thousand objects with maps would need three times the memory.
-Held = tuple[Any, ...]
-_CHARGE = 4
+#: Uuid, slots, MiB and percent of a card.
+_Taken = tuple[str, int, int, int]
 
 
-def _charges(held: Held) -> Iterator[tuple[str, int, int, int]]:
-    return zip(held[1::4], held[2::4], held[3::4], held[4::4], strict=True)
+# A hundred thousand promises are kept: as objects that the collector knows, with a map of
+# charges each, they would need three times the memory.
+class Single(msgspec.Struct, gc=False):
+    """A promise as it is kept: one slot of one card, as nearly all are."""
+
+    node: str
+    uuid: str
+    mem_mib: int
+    core_pct: int
+
+    def taken(self) -> Sequence[_Taken]:
+        """Return what is taken of each card."""
+        return ((self.uuid, 1, self.mem_mib, self.core_pct),)
+
+
+class Several(msgspec.Struct, gc=False):
+    """A promise as it is kept, of any cards: the four of ``taken`` one after another."""
+
+    node: str
+    flat: tuple[Any, ...]
+
+    def taken(self) -> Sequence[_Taken]:
+        """Return what is taken of each card."""
+        flat = self.flat
+        return list(zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True))
+
+
+Held = Single | Several
+
+
+def flattened(charges: Mapping[str, Charge]) -> tuple[Any, ...]:
+    """Return charges as ``Several`` keeps them."""
+    flat: list[Any] = []
+    for uuid, charge in charges.items():
+        flat += (uuid, charge.slots, charge.mem_mib, charge.core_pct)
+    return tuple(flat)
 
 
 class Ledger(Nodes):
@@ -85,32 +118,33 @@ class Ledger(Nodes):
 
     def promise(self, uid: str, node: str, charges: Mapping[str, Charge]) -> None:
         """Charge a pod's shares to a node's cards, in place of what it held before."""
-        flat: list[Any] = [node]
-        for uuid, charge in charges.items():
-            flat += (uuid, charge.slots, charge.mem_mib, charge.core_pct)
-        self.hold(uid, tuple(flat))
+        self.hold(uid, Several(node, flattened(charges)))
 
     def hold(self, uid: str, held: Held) -> None:
         """Do what ``promise`` does, for charges in the form in which they are kept."""
         if uid in self._promises:
             self.release(uid)
         self._promises[uid] = held
-        pods = self._by_node.get(held[0])
+        pods = self._by_node.get(held.node)
         if pods is None:
-            pods = self._by_node[held[0]] = []
+            pods = self._by_node[held.node] = []
         pods.append(uid)
         if self._books:
             self._book(held, +1)
+
+    def keep(self, uid: str, held: Held) -> None:
+        """Keep a promise in another form, which charges the same to the same cards."""
+        self._promises[uid] = held
 
     def release(self, uid: str) -> bool:
         """Give back what a pod holds; False if it holds nothing."""
         held = self._promises.pop(uid, None)
         if held is None:
             return False
-        pods = self._by_node[held[0]]
+        pods = self._by_node[held.node]
         pods.remove(uid)
         if not pods:
-            del self._by_node[held[0]]
+            del self._by_node[held.node]
         if self._books:
             self._book(held, -1)
         return True
@@ -135,12 +169,11 @@ class Ledger(Nodes):
             for column, card in enumerate(self._cards[row]):
                 where_is.setdefault(card.uuid, []).append(column)
             for uid in uids:
-                held = self._promises[uid]
-                for at in range(1, len(held), _CHARGE):
-                    for column in where_is.get(held[at], ()):
+                for uuid, *taken_of in self._promises[uid].taken():
+                    for column in where_is.get(uuid, ()):
                         rows.append(row)
                         columns.append(column)
-                        amounts.extend(held[at + 1 : at + _CHARGE])
+                        amounts.extend(taken_of)
         taken = np.array(amounts, np.int64).reshape(-1, 3)
         where = (np.array(rows, np.int64), np.array(columns, np.int64))
         for grid, part in ((self.slots_free, 0), (self.mem_free, 1), (self.core_free, 2)):
@@ -158,24 +191,28 @@ class Ledger(Nodes):
         if held is None:
             return None
         return Promise(
-            held[0],
+            held.node,
             tuple(
                 (uuid, Charge(slots=slots, mem_mib=mem, core_pct=core))
-                for uuid, slots, mem, core in _charges(held)
+                for uuid, slots, mem, core in held.taken()
             ),
         )
 
-    def held(self, uid: str) -> Held:
-        """Return what a pod holds, as it is kept; empty if it holds nothing."""
-        return self._promises.get(uid, ())
+    def held(self, uid: str) -> Held | None:
+        """Return what a pod holds, as it is kept; None if it holds nothing."""
+        return self._promises.get(uid)
+
+    def all_held(self) -> Mapping[str, Held]:
+        """Return every promise, as it is kept, by its name."""
+        return self._promises
 
     def unknown_cards(self, uid: str) -> tuple[str, ...]:
         """Return the uuids of a promise that its node has not registered."""
         held = self._promises.get(uid)
         if held is None:
             return ()
-        known = {card.uuid for card in self.cards_of(held[0])}
-        return tuple(sorted(set(held[1::4]) - known))
+        known = {card.uuid for card in self.cards_of(held.node)}
+        return tuple(sorted({uuid for uuid, *_ in held.taken()} - known))
 
     def usage(self, name: str) -> Iterator[tuple[Card, Charge]]:
         """Yield a node's cards with what is taken from each."""
@@ -225,11 +262,11 @@ class Ledger(Nodes):
             self._book(self._promises[uid], +1)
 
     def _book(self, held: Held, sign: int) -> None:
-        row = self._row.get(held[0])
+        row = self._row.get(held.node)
         if row is None:
             return
         taken = [0, 0, 0]
-        for uuid, slots, mem, core in _charges(held):
+        for uuid, slots, mem, core in held.taken():
             for column in self._columns(row, uuid):
                 self._take((row, column), sign * slots, sign * mem, sign * core)
                 taken[0] += sign * slots

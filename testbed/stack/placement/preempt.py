@@ -166,11 +166,11 @@ def _without(ledger: Ledger, uids: Sequence[str]) -> Iterator[None]:
     held = []
     try:
         for uid in uids:
-            promise = ledger.promised(uid)
+            promise = ledger.held(uid)
             if promise is not None:
                 held.append((uid, promise))
                 ledger.release(uid)
         yield
     finally:
         for uid, promise in held:
-            ledger.promise(uid, promise.node, dict(promise.charges))
+            ledger.hold(uid, promise)

@@ -100,10 +100,6 @@ class Quotas:
         if used == [0, 0]:
             del self._used[scope]
 
-    def hand_over(self, uid: str) -> None:
-        """Let the caller remember from now on what a pod uses; it stays counted."""
-        self._pods.pop(uid, None)
-
     def release(self, uid: str) -> bool:
         """Give a pod's use back, once; False where nothing is remembered of it."""
         held = self._pods.pop(uid, None)

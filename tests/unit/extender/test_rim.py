@@ -73,15 +73,26 @@ class Script:
             yield event
 
 
-def play(monkeypatch, *steps):
+def play(monkeypatch, *steps, holding=()):
     async def scene():
         script, log = Script(*steps), []
+        held = dict.fromkeys(holding)
+
+        def changed(found):
+            held[found["metadata"]["name"]] = None
+            log.append(f"+{found['metadata']['name']}")
+
+        def gone(name):
+            held.pop(name, None)
+            log.append(f"-{name}")
+
         follower = follow.Follower(
             script,
             "/x",
             identify=lambda found: found["metadata"]["name"],
-            changed=lambda found: log.append(f"+{found['metadata']['name']}"),
-            gone=lambda name: log.append(f"-{name}"),
+            held=lambda: held,
+            changed=changed,
+            gone=gone,
             synced=lambda: log.append("synced"),
         )
         task = asyncio.create_task(follower.run())
@@ -123,6 +134,12 @@ def test_expired_version_lists_anew_and_tells_what_went_missing(monkeypatch, gon
     )
     assert log == ["+a", "+b", "synced", "+b", "+c", "-a", "synced"]
     assert asked == ["list", "watch 5", "list", "watch 8"]
+
+
+def test_what_is_held_of_an_object_that_the_list_lacks_is_told_as_gone(monkeypatch):
+    """Also where no event ever told of it."""
+    log, _ = play(monkeypatch, ("list", ([item("a")], "5")), holding=("a", "promised"))
+    assert log == ["+a", "-promised", "synced"]
 
 
 def test_list_that_fails_is_tried_again(monkeypatch):

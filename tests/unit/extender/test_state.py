@@ -323,8 +323,45 @@ def test_a_pod_counts_once_against_its_quota_however_it_came_to_its_node(world):
         world.state.pod_changed({**pod, "status": {"phase": "Running"}})
     assert quota_used(world) == (4700, 47)
     # Of pods on their nodes what they hold says what they use.
-    assert set(world.state.quotas._pods) == {third["metadata"]["uid"]}
+    assert not world.state.quotas._pods
     for pod in (second, first, third, second, first):
         world.state.pod_gone(pod["metadata"]["uid"])
     assert quota_used(world) == (0, 0)
     assert not world.state.quotas._pods
+
+
+def test_a_pod_is_known_while_anything_is_kept_of_it(world):
+    """By that a new list of pods tells which of them are gone."""
+    world.node()
+    state = world.state
+    placed = world.bound(world.pod("placed", mem=3000), "n1", "GPU-n1-0,NVIDIA,3000,0:;")
+    allocating = {**placed["metadata"]["annotations"], names.POD_BIND_PHASE: "allocating"}
+    placed["metadata"]["annotations"] = allocating
+    state.pod_changed(placed)
+    reserved, refused = world.pod("reserved"), world.pod("refused", mem=10**6)
+    stranger = world.bound(world.pod("stranger"), "n1", "GPU-n1-0,NVIDIA,1000,0:;")
+    stranger["spec"]["schedulerName"] = "other"
+    state.pod_changed(stranger)
+    assert state.known_pods() == {placed["metadata"]["uid"]} == set(state.bound)
+    world.filter(reserved)
+    world.filter(refused)
+    known = {pod["metadata"]["uid"] for pod in (placed, reserved, refused)}
+    assert state.known_pods() == known
+    assert len(state.bound) == 1
+    for uid in known:
+        state.pod_gone(uid)
+    assert not state.known_pods() and not state.bound
+    assert state.known_nodes() == ["n1"]
+    state.node_gone("n1")
+    assert state.known_nodes() == []
+
+
+def test_a_quota_is_known_while_it_bounds_anything(world):
+    quota = {
+        "metadata": {"namespace": "ns", "name": "cards"},
+        "spec": {"hard": {"limits.nvidia.com/gpumem": "5000"}},
+    }
+    world.state.quota_changed(quota)
+    assert set(world.state.known_quotas()) == {"ns/cards"}
+    world.state.quota_gone("ns/cards")
+    assert world.state.known_quotas() == []
