@@ -18,9 +18,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
+from collections import deque
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
-from typing import cast
+from functools import lru_cache
+from typing import Any, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -33,11 +35,14 @@ from h2.events import (
     RequestReceived,
     StreamEnded,
     StreamReset,
+    TrailersReceived,
     WindowUpdated,
 )
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import DataFrame
+from h2.utilities import HeaderValidationFlags, validate_headers
+from hpack import Encoder
+from hyperframe.frame import Frame
 
 from testbed.stack.extender.verbs import IDLE_S, REQUEST_S, Answer, Verbs, date
 
@@ -56,9 +61,38 @@ LIST_BYTES = 64 << 10
 _WINDOW = (1 << 31) - 1
 _FIRST_WINDOW = 65_535
 
+#: Lists of fields of which a connection remembers that they keep the rules: a scheduler's
+#: requests have the same ones again and again, but for the length.
+_KEPT_LISTS = 8
+_REQUEST = HeaderValidationFlags(
+    is_client=False, is_trailer=False, is_response_header=False, is_push_promise=False
+)
+_TRAILER = _REQUEST._replace(is_trailer=True)
+_LENGTH = b"content-length"
+
 # h2 makes a text of every frame it reads, for a log that is off (4.4.1); the text of a body
 # is all of it in hexadecimal, which takes longer than all else that the frame needs.
-DataFrame.__repr__ = object.__repr__  # type: ignore[method-assign]
+Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
+
+Fields = Iterable[tuple[bytes, bytes]]
+
+
+class _Encoder(Encoder):
+    """Writes each field for itself, so that what was written once can be taken again.
+
+    None is put into the table that both sides keep: an answer's are few, and half of them
+    are other ones each time.
+    """
+
+    def encode(self, headers: Any, huffman: bool = True) -> bytes:
+        # The peer may have changed the table's size, which is to be told.
+        told = super().encode((), huffman) if self.header_table.resized else b""
+        return told + b"".join([_written(name, value) for name, value in headers])
+
+
+@lru_cache(maxsize=256)
+def _written(name: bytes, value: bytes) -> bytes:
+    return Encoder().encode([(name, value, True)])
 
 
 class _Connection(H2Connection):
@@ -91,6 +125,7 @@ class Http2(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._http = _http()
         self._agreed = False
+        self._valid: deque[tuple[object, ...]] = deque(maxlen=_KEPT_LISTS)
         self._streams: dict[int, _Stream] = {}
         #: What is under way; also for streams that the peer has given up.
         self.tasks: set[asyncio.Future[None]] = set()
@@ -128,8 +163,13 @@ class Http2(asyncio.BufferedProtocol):
             self._http.clear_outbound_data_buffer()  # which says so already, or not
             self._leave(error.error_code)
             return
-        for event in events:
-            self._take(event)
+        try:
+            for event in events:
+                self._take(event)
+        except ProtocolError as error:
+            log.warning("a connection breaks HTTP/2: %s", error)
+            self._leave(error.error_code)
+            return
         self._flush()
 
     def pause_writing(self) -> None:
@@ -161,11 +201,27 @@ class Http2(asyncio.BufferedProtocol):
         elif isinstance(event, StreamReset):
             # What is under way goes on: a Binding that was sent cannot be called back.
             self._streams.pop(event.stream_id, None)
+        elif isinstance(event, TrailersReceived):
+            self._check(event.headers, _TRAILER)
         elif isinstance(event, ConnectionTerminated):
             self._leave(ErrorCodes.NO_ERROR)  # the library sends nothing any more
         # Others ask nothing of a server, or the library answers.
 
+    def _check(self, fields: Fields, what: HeaderValidationFlags) -> None:
+        """Have the library check a list of fields; those that were checked are remembered.
+
+        A length is checked by the library before, wherever it stands.
+
+        Raises:
+            ProtocolError: it breaks a rule.
+        """
+        said = (what, *[one if one[0] != _LENGTH else _LENGTH for one in fields])
+        if said not in self._valid:
+            deque(validate_headers(fields, what), maxlen=0)
+            self._valid.append(said)
+
     def _request(self, event: RequestReceived) -> None:
+        self._check(event.headers, _REQUEST)
         stream, fields = event.stream_id, dict(event.headers)
         self._since = asyncio.get_running_loop().time()
         if len(self.tasks) >= STREAMS:
@@ -310,9 +366,12 @@ class Http2(asyncio.BufferedProtocol):
 def _http() -> H2Connection:
     http = _Connection(
         H2Configuration(
-            client_side=False, validate_outbound_headers=False, normalize_outbound_headers=False
+            client_side=False, validate_outbound_headers=False, normalize_outbound_headers=False,
+            # Checked by ``_check``; cookies are nobody's here.
+            validate_inbound_headers=False, normalize_inbound_headers=False,
         )
-    )
+    )  # fmt: skip
+    http.encoder = _Encoder()
     http.local_settings = Settings(
         client=False,
         initial_values={
