@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -176,10 +177,22 @@ def _text(path: Path | str) -> str:
 
 
 def _said(*argv: str) -> list[str]:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    """Return what a program says; nothing where it is not installed.
+
+    One that cannot tell (a kernel without its tables) says why in a line, so that one that
+    could before is a difference.
+
+    Raises:
+        RuntimeError: it does not end: what is there is not known then.
+    """
+    if shutil.which(argv[0]) is None:
         return []
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{' '.join(argv)} does not end") from error
+    if done.returncode:
+        return [f"cannot be told: {' '.join(done.stderr.split())}"]
     return done.stdout.splitlines()
 
 

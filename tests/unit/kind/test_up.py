@@ -5,54 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from testbed.errors import ClusterError, InputError, TestbedError
 from testbed.lab.cluster.kind import KindCluster, choice
-from testbed.lab.cluster.kind.choice import Choice
-from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.process import launch
 from testbed.lab.cluster.protocol import ClusterSpec
-from testbed.lab.images.node import NodeImage
 from testbed.lab.progress import QuietProgress
 from testbed.lab.testbed import Testbed
 
+from . import standins
 from .process import alive
 
 QUIET = QuietProgress()
-
-
-class FakeParts:
-    """Makes nothing."""
-
-    def __init__(self, kind: Path) -> None:
-        self._kind = kind
-
-    def tools(self, progress):
-        return SimpleNamespace(kind=self._kind, kubectl=Path("kubectl"))
-
-    def node(self, engine, progress):
-        return NodeImage(reference="kindest/node:1", archive=None, kubernetes="v1")
-
-    def images(self, progress):
-        return ()
-
-    def front(self, progress):
-        return Path("/front")
-
-    def driver(self):
-        return "driver"
-
-    def check_cards(self, specs):
-        pass
-
-    def cards(self, folder, specs, nodes):
-        return ("GPU-1",)
 
 
 @pytest.fixture
@@ -71,10 +42,9 @@ def world(tmp_path, monkeypatch):
 
     def build(*, docker: str, kind: str) -> KindCluster:
         script("docker", docker)
-        engine = Engine(program="docker", environment={"PATH": f"{programs}:{os.environ['PATH']}"})
-        found = Choice(program="docker", engine=engine, why="the engine that is there")
-        monkeypatch.setattr(choice, "look", lambda: found)
-        return KindCluster("x", parts=FakeParts(script("kind", kind)))
+        script("kind", kind)
+        monkeypatch.setattr(choice, "look", lambda: standins.chosen(programs))
+        return standins.cluster(programs)
 
     return build, diary, tmp_path / "state/vgpu-testbed"
 
@@ -214,19 +184,20 @@ def test_kind_ends_with_the_command_that_is_killed(world, tmp_path):
     kind = (
         f'[ "$1" != create ] || {{ echo $$ >{began}.new; mv {began}.new {began}; exec sleep 600; }}'
     )
-    cluster = build(docker=nodes(tmp_path / "none"), kind=kind)
-    command = os.fork()
-    if command == 0:
-        with contextlib.suppress(BaseException):
-            cluster.up(ClusterSpec(), QUIET)
-        os._exit(0)
+    build(docker=nodes(tmp_path / "none"), kind=kind)
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        command = subprocess.Popen(
+            [sys.executable, standins.__file__, str(tmp_path / "programs")], stderr=file
+        )
     try:
-        until(began.exists)
+        until(lambda: began.exists() or command.poll() is not None)
+        assert command.poll() is None, said.read_text()
         pid = int(began.read_text())
         assert alive(pid)
     finally:
-        os.kill(command, signal.SIGKILL)
-        os.waitpid(command, 0)
+        command.kill()
+        command.wait()
     try:
         until(lambda: not alive(pid))
     finally:
