@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,13 @@ from testbed.cli.output import Format, emit, errors_as_exit_codes
 
 if TYPE_CHECKING:
     from testbed.lab.bench.extender import ExtenderBench
+
+
+class Protocol(StrEnum):
+    """What a client of the extender speaks, by the names of ALPN."""
+
+    h2 = "h2"
+    http1 = "http/1.1"
 
 
 def extender(
@@ -30,6 +38,9 @@ def extender(
         ),
     ] = 30,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 1,
+    protocol: Annotated[
+        Protocol, typer.Option("--protocol", help="What the client speaks; a scheduler does h2.")
+    ] = Protocol.h2,
     output: Output = Format.table,
     as_json: Json = False,
 ) -> None:
@@ -47,6 +58,7 @@ def extender(
             requests=requests,
             verify=min(verify, requests),
             seed=seed,
+            protocol=protocol.value,
         )
         emit(document(found), table(found), chosen)
         if found.differences:
@@ -81,7 +93,7 @@ def table(bench: ExtenderBench) -> str:
         columns(("FILTER", "MEDIAN", "P99", "A SECOND", "CPU OF IT", "WAITED FOR CPU"), rows),
         f"{bench.nodes:,} nodes of {bench.cards} cards, {bench.pods:,} pods; "
         f"read in {bench.load_s:.2f} s; {bench.rss_mb:.0f} MB (at most {bench.rss_peak_mb:.0f})",
-        f"requests of {bench.payload_kb:.0f} kB, {bench.shapes} mixed shapes, "
+        f"requests of {bench.payload_kb:.0f} kB by {bench.protocol}, {bench.shapes} mixed shapes, "
         f"{bench.several_pct:.0f} % with several containers",
         f"{bench.verified} decisions compared with the reference: "
         + ("all the same" if not bench.differences else f"{len(bench.differences)} differ"),

@@ -4,7 +4,8 @@ The extender is the real program in a process of its own, with TLS, the schedule
 certificate demanded, quotas, metrics and logging. It reads a made-up cluster from a
 recording API server in this process and answers filter requests as kube-scheduler sends
 them (the pod as an API server writes it, all node names in random order), one client,
-one request at a time on one connection. Its reservations stay, so the cluster fills.
+one request at a time on one connection, by HTTP/2 unless told otherwise. Its reservations
+stay, so the cluster fills.
 
 Afterwards decisions are made a second time by plain loops (``reference``), on what was
 free at that moment: node, cards, and for a pod that fits nowhere every node's reasons.
@@ -12,6 +13,7 @@ free at that moment: node, cards, and for a pod that fits nowhere every node's r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -31,6 +33,7 @@ import yaml
 
 from testbed.errors import ClusterError, InputError
 from testbed.lab.bench import madeup
+from testbed.lab.bench.client import Asking, connect
 from testbed.lab.bench.reference import Reference
 from testbed.lab.bench.scheduled import Scheduled, scheduled
 from testbed.lab.command import leashed
@@ -43,7 +46,6 @@ from testbed.stack.placement import PodRequest, pod_request
 
 _PAGE = 500
 _LOAD_S = 120.0
-_ANSWER_S = 30.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,6 +87,7 @@ class ExtenderBench:
     waited_ms: dict[str, float] = field(default_factory=dict)
     start_cpu_s: float | None = None
     calls: dict[str, int] = field(default_factory=dict)
+    protocol: str = "h2"
 
 
 def measure(
@@ -96,6 +99,7 @@ def measure(
     requests: int,
     verify: int,
     seed: int,
+    protocol: str = "h2",
 ) -> ExtenderBench:
     """Measure an extender in front of a made-up cluster.
 
@@ -107,6 +111,7 @@ def measure(
         requests: Filter requests of each case.
         verify: Decisions of each case that are compared with the reference.
         seed: Of everything random.
+        protocol: What the client speaks, ``h2`` or ``http/1.1``.
 
     Raises:
         InputError: so many pods do not fit on these cards.
@@ -140,16 +145,15 @@ def measure(
             load_s = served.load_s()
             start = scheduled(served.pid)
             had: dict[str, Scheduled] = {}
-            client = served.client()
             decisions: list[Decision] = []
-            for case in madeup.CASES:
-                before = scheduled(served.pid)
-                with progress.step(f"{requests} requests: {case}"):
-                    decisions += _ask(client, case, requests, cluster.names, rng)
-                after = scheduled(served.pid)
-                if before is not None and after is not None:
-                    had[case] = after - before
-            client.close()
+            with contextlib.closing(served.client(protocol)) as client:
+                for case in madeup.CASES:
+                    before = scheduled(served.pid)
+                    with progress.step(f"{requests} requests: {case}"):
+                        decisions += _ask(client, case, requests, cluster.names, rng)
+                    after = scheduled(served.pid)
+                    if before is not None and after is not None:
+                        had[case] = after - before
             rss, peak = served.memory_mb()
             reserved = served.document("/debug/reservations")["reservations"]
     with progress.step(f"compare {verify} decisions of each case with the reference"):
@@ -182,6 +186,7 @@ def measure(
         waited_ms={case: round(one.waited_ns / requests / 1e6, 3) for case, one in had.items()},
         start_cpu_s=None if start is None else round(start.ran_ns / 1e9, 2),
         calls=dict(api.calls),
+        protocol=protocol,
     )
 
 
@@ -209,7 +214,7 @@ def _body(pod: dict[str, Any], names: Sequence[str]) -> bytes:
 
 
 def _ask(
-    client: Client, case: str, requests: int, names: list[str], rng: random.Random
+    client: Asking, case: str, requests: int, names: list[str], rng: random.Random
 ) -> list[Decision]:
     order = list(names)
     found = []
@@ -314,57 +319,6 @@ def _wrong_reason(
 # --- the program --------------------------------------------------------------------
 
 
-class Client:
-    """One connection with the scheduler's certificate, no delay.
-
-    Bare, since the extender is measured and not its client: a request goes out in one
-    piece, and of an answer's head only status and length are read.
-    """
-
-    def __init__(self, port: int, context: ssl.SSLContext) -> None:
-        plain = socket.create_connection(("127.0.0.1", port), timeout=_ANSWER_S)
-        # Nagle's algorithm and delayed acknowledgements would cost 40 ms a request.
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = context.wrap_socket(plain, server_hostname="127.0.0.1")
-
-    def post(self, path: str, body: bytes) -> bytes:
-        """Return the answer.
-
-        Raises:
-            ClusterError: it is no 200, or none comes.
-        """
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: bench\r\n"
-            f"Content-Length: {len(body)}\r\nContent-Type: application/json\r\n"
-            "Accept-Encoding: gzip\r\n\r\n"
-        )
-        self._connection.sendall(head.encode() + body)
-        found, end = b"", -1
-        while end < 0:
-            found += self._received(path)
-            end = found.find(b"\r\n\r\n")
-        line, *fields = found[:end].decode("latin-1").split("\r\n")
-        known = {name.lower(): value for name, _, value in (f.partition(": ") for f in fields)}
-        parts, have = [found[end + 4 :]], len(found) - end - 4
-        while have < int(known["content-length"]):
-            parts.append(self._received(path))
-            have += len(parts[-1])
-        raw = b"".join(parts)
-        status = line.split()[1]
-        if status != "200":
-            raise ClusterError(f"{path} answers {status}", why=raw.decode()[:500])
-        return raw
-
-    def _received(self, path: str) -> bytes:
-        part = self._connection.recv(256 << 10)
-        if not part:
-            raise ClusterError(f"{path} gets no answer", why="the extender hung up")
-        return part
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 class Served:
     """The extender as a process; a context manager that ends it."""
 
@@ -464,11 +418,11 @@ class Served:
         now, most = (int(fields[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))
         return round(now / 1e6, 1), round(most / 1e6, 1)
 
-    def client(self) -> Client:
-        """Return a connection of the scheduler's."""
+    def client(self, protocol: str) -> Asking:
+        """Return a connection of the scheduler's, which speaks a protocol."""
         context = ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
         context.load_cert_chain(self._folder / "client.crt", self._folder / "client.key")
-        return Client(self._port, context)
+        return connect(self._port, context, protocol)
 
 
 def _kubeconfig(server: str, token: str = "") -> dict[str, Any]:
