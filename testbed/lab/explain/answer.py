@@ -131,7 +131,7 @@ def _no_room(
         request.constraint,
         reasons={} if choice is not None else failed,
         excluded=closed,
-        away=away(facts.config, by_name),
+        away=away(facts.config, by_name, request.vendor),
     )
     if choice is not None:
         return _answer(

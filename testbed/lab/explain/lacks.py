@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from testbed import units
 from testbed.errors import InputError
 from testbed.lab.explain.model import Ask, NodeRoom, Raw
-from testbed.lab.explain.room import need_mib
+from testbed.lab.explain.room import cards_of, need_mib
 from testbed.stack.config import DeviceConfig
+from testbed.stack.devices.vendor import vendors
 from testbed.stack.model import Request
 from testbed.stack.placement.quota import Amount
 from testbed.stack.placement.request import PodRequest
@@ -49,6 +50,8 @@ def in_short(found: Sequence[NodeRoom], one: Request, asked: tuple[Ask, ...]) ->
     if not open_:
         return "no node with cards is open to it"
     near = open_[0]
+    if not near.cards:
+        return f"no node that is open to it has a card of {one.vendor}"
     if len(near.cards) < one.count:
         have = f"{len(near.cards)} card{'s' if len(near.cards) != 1 else ''}"
         return (
@@ -78,31 +81,37 @@ def in_short(found: Sequence[NodeRoom], one: Request, asked: tuple[Ask, ...]) ->
 
 
 def larger_than_any(books: Raw, one: Request) -> tuple[str, ...]:
-    sizes = [card["mem_mib"]["total"] for node in books["nodes"].values() for card in node["cards"]]
-    if one.mem_mib is not None and sizes and one.mem_mib > max(sizes):
-        return (f"no card here is that large: programs can have {max(sizes):,} MiB of the largest",)
+    largest = _largest(books, one.vendor)
+    if one.mem_mib is not None and 0 < largest < one.mem_mib:
+        return (f"no card here is that large: programs can have {largest:,} MiB of the largest",)
     return ()
 
 
 def hardest(request: PodRequest, books: Raw) -> Request:
     """Return the request that is the hardest to place: most cards, memory, cores."""
-    largest = max(
-        (card["mem_mib"]["total"] for node in books["nodes"].values() for card in node["cards"]),
-        default=0,
-    )
+    largest = _largest(books, request.vendor)
     return max(
         (r for r in request.containers if r.count),
         key=lambda r: (r.count, need_mib(r, largest), r.core_pct),
     )
 
 
-def away(config: DeviceConfig, nodes: dict[str, Raw]) -> list[str]:
-    """Return the nodes whose kubelet offers no card: their plugin does not run."""
+def _largest(books: Raw, vendor: str) -> int:
+    """Return the MiB of the largest card of a vendor; 0 where it has none."""
+    nodes = books["nodes"].values()
+    return max(
+        (card["mem_mib"]["total"] for node in nodes for card in cards_of(node, vendor)), default=0
+    )
+
+
+def away(config: DeviceConfig, nodes: dict[str, Raw], word: str) -> list[str]:
+    """Return the nodes whose kubelet offers no card of a vendor: its plugin does not run."""
+    count = next(vendor.count for vendor in vendors(config) if vendor.word == word)
     found = []
     for name, node in nodes.items():
         allocatable = (node.get("status") or {}).get("allocatable") or {}
         try:
-            offers = units.quantity(allocatable.get(config.resourceCountName, 0)) > 0
+            offers = units.quantity(allocatable.get(count, 0)) > 0
         except InputError:
             offers = False
         if not offers:

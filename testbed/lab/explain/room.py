@@ -44,6 +44,11 @@ def promise_of(node: str) -> str:
     return f"node {node}"
 
 
+def cards_of(node: Raw, vendor: str) -> list[Raw]:
+    """Return a vendor's cards of a node of the books: a pod asks for those of one vendor."""
+    return [card for card in node["cards"] if card.get("vendor", VENDOR_NVIDIA) == vendor]
+
+
 def taken(node: Raw) -> dict[str, Charge]:
     """Return what is taken of each card of a node of the books, by uuid."""
     return {
@@ -65,7 +70,8 @@ def rooms(
     excluded: Mapping[str, str],
     away: Iterable[str],
 ) -> tuple[NodeRoom, ...]:
-    """Return every node, the nearest to taking the container first.
+    """Return every node, the nearest to taking the container first, with the cards of the
+    vendor that it asks.
 
     Args:
         books: The extender's ledger.
@@ -78,7 +84,8 @@ def rooms(
     gone = set(away)
     found = []
     for name, node in books["nodes"].items():
-        cards = [_room(card, request, constraint, away=name in gone) for card in node["cards"]]
+        own = cards_of(node, request.vendor)
+        cards = [_room(card, request, constraint, away=name in gone) for card in own]
         cards.sort(key=lambda room: (_distance(room), room.index))
         found.append(
             NodeRoom(

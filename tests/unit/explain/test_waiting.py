@@ -407,3 +407,46 @@ def test_the_text_begins_with_the_answer_and_names_what_was_tried(world):
     assert re.search(r"(?m)^would fit if it asked for at most 20,000 MiB: on n\d$", shown)
     assert "scheduler: 0/4 nodes are available" in lines
     assert "event: FilteringFailed: new" in lines and "stale" not in shown and "noise" not in shown
+
+
+# --- another vendor's cards ---------------------------------------------------------
+
+
+def of_hygon(world, **asked):
+    """Facts of a pod that asks for DCUs, beside a GPU that is free."""
+    found = world(both=[{}, {"mem": 30_000, "model": "Z100L", "vendor": "DCU"}], gpu=[{}])
+    found.nodes["both"]["status"]["allocatable"]["hygon.com/dcunum"] = "4"
+    found.hold("other", "both", (1, 20_000, 0))
+    resources = {f"hygon.com/{key}": str(value) for key, value in asked.items()}
+    return found, found.facts(
+        pod("p", limits=resources), config=DeviceConfig(vendors=("nvidia", "hygon"))
+    )
+
+
+def test_the_nearest_card_is_one_of_the_vendor_that_is_asked(world):
+    _, facts = of_hygon(world, dcunum=1, dcumem=15_000)
+    found = explain(facts)
+    assert "the nearest card, 1 of both, has 10,000 MiB free of the 15,000 MiB asked" in found.says
+    assert [remedy.what for remedy in found.remedies if "at most" in remedy.what] == [
+        "it asked for at most 10,000 MiB"
+    ]
+    assert [len(node.cards) for node in found.nodes] == [1, 0]
+
+
+def test_the_largest_card_is_one_of_the_vendor_that_is_asked(world):
+    _, facts = of_hygon(world, dcunum=1, dcumem=50_000)
+    assert any("30,000 MiB of the largest" in note for note in explain(facts).notes)
+
+
+def test_a_vendors_plugin_may_be_away_alone(world):
+    books, facts = of_hygon(world, dcunum=1, dcumem=1000)
+    del books.nodes["both"]["status"]["allocatable"]["hygon.com/dcunum"]
+    books.books["nodes"]["both"]["cards"][1]["healthy"] = False  # as the extender takes it
+    assert "its device plugin is away" in explain(facts).says
+
+
+def test_no_card_of_the_vendor_is_anywhere(world):
+    found = world(gpu=[{}])
+    asks = pod("p", limits={"hygon.com/dcunum": "1"})
+    facts = found.facts(asks, config=DeviceConfig(vendors=("nvidia", "hygon")))
+    assert "no node that is open to it has a card of DCU" in explain(facts).says
