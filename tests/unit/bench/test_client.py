@@ -35,27 +35,26 @@ def port(request, tmp_path):
     )
     app = web.Application()
     app[VERBS] = verbs
-    loop, ready, ports = asyncio.new_event_loop(), threading.Event(), []
+    ready, known = threading.Event(), {}
 
-    async def begin():
+    async def run():
+        stop = asyncio.Event()
         runner = await serve(app, "127.0.0.1", 0, tls)
-        ports.append(runner.addresses[0][1])
-        return runner
+        try:
+            known.update(port=runner.addresses[0][1], loop=asyncio.get_running_loop(), stop=stop)
+            ready.set()
+            await stop.wait()
+        finally:
+            await runner.cleanup()
 
-    def run():
-        runner = loop.run_until_complete(begin())
-        ready.set()
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     assert ready.wait(60)
     try:
-        yield ports[0], ssl.create_default_context(cafile=str(tmp_path / "ca")), request.param
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca"))
+        yield known["port"], context, request.param
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        known["loop"].call_soon_threadsafe(known["stop"].set)
         thread.join(60)
 
 
