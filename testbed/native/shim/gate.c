@@ -19,6 +19,8 @@
 #define BOUND (500 * VGPU_MS)   /* so long that is believed */
 #define LAGGING (20 * VGPU_MS)  /* budget that was not used */
 #define ASYNC 32                /* so many launches without a synchronisation: nothing waits for them */
+#define OUTLIER (2 * VGPU_MS)   /* a sleep later by more than usual counts as this: it was interrupted */
+#define FORGET (500 * VGPU_MS)  /* without a sleep, half of what earlier ones told is forgotten */
 
 static double larger(double a, double b) { return a > b ? a : b; }
 
@@ -201,10 +203,23 @@ static enum vgpu_reason decide(struct vgpu_meter *m, uint64_t key, uint64_t thre
     return turn_gate(m, regime, waiting, k->estimate, thread, now, sleep);
 }
 
+/* How late sleeps usually end. One that was interrupted for long tells little of that, and what
+ * is long ago nothing: who takes no turns for it may not sleep again, and would take none ever. */
+static void judge_sleep(struct vgpu_meter *m, const struct vgpu_waiting *waiting, int64_t now) {
+    if (waiting->due == 0) {
+        if (now - m->late_told < FORGET) return;
+        m->late /= 2;
+    } else {
+        int64_t more = now - waiting->due - m->late;
+        m->late += (more > OUTLIER ? OUTLIER : more) / 8;
+    }
+    m->late_told = now;
+}
+
 enum vgpu_reason vgpu_gate(struct vgpu_meter *m, uint64_t key, uint64_t thread,
                            const struct vgpu_regime *regime, struct vgpu_waiting *waiting,
                            int64_t now, int64_t *sleep) {
-    if (waiting->due != 0) m->late += (now - waiting->due - m->late) / 8;
+    judge_sleep(m, waiting, now);
     enum vgpu_reason reason = decide(m, key, thread, regime, waiting, now, sleep);
     if (reason != VGPU_GO && reason != VGPU_TAKE_TURN)
         m->turn_began = 0; /* not its host, but something else lets it wait */

@@ -92,6 +92,7 @@ struct vgpu_meter {
     int64_t turn_end;  /* of the newest turn that was taken here, without what prolonged it */
     double turn_given, turn_owed; /* its length as it is due; what earlier ones were too short by */
     int64_t late;      /* how much later than asked for a sleep ends, about */
+    int64_t late_told; /* when it was last brought up to date */
     int64_t told;      /* when work in flight will be done, as the page has it */
     int64_t turn_began; /* of a turn whose use is to be judged; 0: none */
     double turn_used;   /* `used` when it began */

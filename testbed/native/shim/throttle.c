@@ -241,6 +241,8 @@ static void publish(struct vgpu_engine *engine) {
                               (int64_t)meter->outstanding - (int64_t)engine->counted,
                               memory_order_relaxed);
     engine->counted = (double)(int64_t)meter->outstanding;
+    if (atomic_load_explicit(&engine->place->late_ns, memory_order_relaxed) != meter->late)
+        atomic_store_explicit(&engine->place->late_ns, meter->late, memory_order_relaxed);
     if (meter->settled && meter->began != 0) {
         int64_t began = meter->began;
         atomic_compare_exchange_strong(&engine->place->unsettled_since, &began, 0);
@@ -311,7 +313,6 @@ static int64_t wait_for_turn(struct vgpu_engine *engine, uint64_t key, int64_t n
         const struct vgpu_turns turns = engine->regime.turns;
         bool turning = turns.taking && (reason != VGPU_WAIT_BUDGET || turns.until > now);
         int64_t busy = vgpu_meter_busy(engine->meter, now);
-        atomic_store_explicit(&place->late_ns, engine->meter->late, memory_order_relaxed);
         vgpu_unlock(&engine->lock);
         if (reason == VGPU_TAKE_TURN) {
             vgpu_place_turn(place, VGPU_WISH_TAKE, (int64_t)waiting.need, now);

@@ -318,6 +318,19 @@ def test_turns_do_not_coincide() -> None:
     assert run(**scenario, **H200, turns=0)["busy_pct"] < 50
 
 
+@pytest.mark.parametrize("kernel", [100, 5_000, 50_000])
+def test_a_host_that_is_interrupted_takes_turns_again(kernel: int) -> None:
+    """One sleep that ends 15 ms late is no slow node. Who took no turns for it slept no more, and
+    took none ever: of two that synchronise 100 µs both had 20."""
+    scenario = {"tenants": 2, "limit0": 30, "limit1": 70, "kernel": kernel, "pattern": "sync"}
+    clock = {"slice_us": 2000, "change_us": 146, "seconds": 23}
+    quiet = run(**scenario, **clock)
+    stalled = run(**scenario, **clock, stall_ms=15, stall_every=2)
+    assert stalled["busy_pct"] == pytest.approx(quiet["busy_pct"], abs=3)
+    for tenant, limit in zip(stalled["tenants"], (30, 70), strict=True):
+        assert tenant["share"] == pytest.approx(limit, abs=2 if kernel > 100 else 8)
+
+
 def test_turns_of_programs_that_synchronize() -> None:
     """They have gaps of their own, and no longer wait for a slice of the other's in each."""
     for kernel, least in ((5, 9), (100, 25)):

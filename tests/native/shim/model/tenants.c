@@ -42,7 +42,7 @@ struct process {
     double later;                  /* what the same kernel takes from some moment on */
     int64_t later_at;
     long burst; /* launches between two synchronisations, and between two pauses to think */
-    int64_t start, stop, burst_began;
+    int64_t start, stop, burst_began, stalled;
     long launches, waited[4];
     double *latencies; /* ns, from the first launch of a burst until it is done */
     size_t latency_count, latency_room;
@@ -53,7 +53,8 @@ static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
 static bool with_page = true, with_nvml = true, with_turns = true, with_settling = true;
-static int64_t warm_until;
+static int64_t warm_until, stall_every;
+static double stall_ns;
 
 /* --- the driver's side of a meter -------------------------------------------------------------- */
 
@@ -145,6 +146,14 @@ static void tick(struct process *p) {
     c->degraded = p->regime.raw && !p->regime.off;
 }
 
+/* A sleep of the library; once in a while the host has another thing to do when it ends. */
+static void nap(struct process *p, double ns) {
+    model_sleep(ns);
+    if (stall_ns <= 0 || model_now() - p->stalled < stall_every) return;
+    p->stalled = model_now();
+    model_sleep(stall_ns);
+}
+
 static void launch(struct process *p, uint64_t key, int stream, double ns) {
     p->launches++;
     if (p->bare) {
@@ -178,7 +187,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
                                   reason == VGPU_WAIT_BUDGET, model_now());
         if (reason == VGPU_WAIT_TURN) p->next_tick = 0;
         tick(p);
-        model_sleep((double)sleep);
+        nap(p, (double)sleep);
         if (reason == VGPU_WAIT_TURN) reason = VGPU_WAIT_QUEUE;
         p->waited[reason] += model_now() - before;
         before = model_now();
@@ -384,6 +393,8 @@ int main(int argc, char **argv) {
     model.event = number("event_ns", -1, 700);
     model.lag = number("lag_ms", -1, 100) * 1e6;
     model.noise = (int)number("noise", -1, 1);
+    stall_ns = number("stall_ms", -1, 0) * 1e6;
+    stall_every = (int64_t)(number("stall_every", -1, 1) * 1e9);
     with_nvml = number("nvml", -1, 1) != 0;
     with_page = number("page", -1, 1) != 0;
     with_turns = number("turns", -1, !model.sharing) != 0; /* as with MPS */
