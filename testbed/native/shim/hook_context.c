@@ -234,3 +234,37 @@ CUresult cuCtxCreate_v4(CUcontext *ctx, void *params, unsigned int flags, CUdevi
     }
 DESTROYING(cuCtxDestroy)
 DESTROYING(cuCtxDestroy_v2)
+
+/* The old way to hold a context more than once (deprecated): it goes with the last detach. */
+CUresult cuCtxAttach(CUcontext *ctx, unsigned int flags) {
+    CUresult result = VGPU_CALL(cuCtxAttach, ctx, flags);
+    if (result != CUDA_SUCCESS || !vgpu_enter()) return result;
+    struct vgpu_item *item = vgpu_tracked(VGPU_CONTEXT, (uint64_t)(uintptr_t)*ctx);
+    if (item != NULL) item->handles++;
+    vgpu_leave();
+    return result;
+}
+
+static bool attached_once_less(uint64_t key) {
+    if (!vgpu_enter()) return false;
+    struct vgpu_item *item = vgpu_tracked(VGPU_CONTEXT, key);
+    bool more = item != NULL && item->handles > 0;
+    if (more) item->handles--;
+    vgpu_leave();
+    return more;
+}
+
+CUresult cuCtxDetach(CUcontext ctx) {
+    if (!vgpu_active()) return VGPU_CALL(cuCtxDetach, ctx);
+    uint64_t key = (uint64_t)(uintptr_t)ctx;
+    struct vgpu_item item;
+    vgpu_lock(&making);
+    CUresult result = VGPU_CALL(cuCtxDetach, ctx);
+    if (result == CUDA_SUCCESS && !attached_once_less(key)) {
+        if (vgpu_lift(VGPU_CONTEXT, key, &item)) gone(ctx, item.entry, item.bytes);
+        for (CUdevice dev = 0; dev < CARDS; dev++)
+            if (primaries[dev].charged && primaries[dev].ctx == ctx) released(result, dev);
+    }
+    vgpu_unlock(&making);
+    return result;
+}

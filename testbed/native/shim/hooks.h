@@ -38,6 +38,8 @@
          (CUcontext *ctx, void *affinity, int count, unsigned int flags, CUdevice dev))            \
     HOOK(cuCtxCreate_v4, cuCtxCreate, 12050, ANY,                                                  \
          (CUcontext *ctx, void *params, unsigned int flags, CUdevice dev))                         \
+    HOOK(cuCtxAttach, cuCtxAttach, 2000, ANY, (CUcontext *ctx, unsigned int flags))                \
+    HOOK(cuCtxDetach, cuCtxDetach, 2000, ANY, (CUcontext ctx))                                     \
     HOOK(cuCtxDestroy, cuCtxDestroy, 2000, ANY, (CUcontext ctx))                                   \
     HOOK(cuCtxDestroy_v2, cuCtxDestroy, 4000, ANY, (CUcontext ctx))                                \
     /* plain memory */                                                                             \

@@ -26,7 +26,7 @@ struct vgpu_item {
     uint64_t context; /* destroying it destroys the item; 0 = belongs to none */
     uint64_t link;    /* VGPU_HANDLE, VGPU_MAPPING: key of the physical allocation; VGPU_EXEC: device */
     uint64_t bytes;   /* VGPU_MAPPING: length; VGPU_EXEC: of its memory nodes */
-    uint32_t handles; /* VGPU_PHYSICAL: how often the program holds it */
+    uint32_t handles; /* VGPU_PHYSICAL: how often the program holds it; VGPU_CONTEXT: beyond once */
     uint32_t maps;    /* VGPU_PHYSICAL: how often it is mapped; VGPU_EXEC: launched since a trim */
 };
 

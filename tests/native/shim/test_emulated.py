@@ -250,6 +250,23 @@ def test_the_context_goes_and_comes(emulated: Make) -> None:
             assert box.container.used() == box.on_card() == box.context
 
 
+def test_a_context_that_was_attached_goes_with_the_last_detach(emulated: Make) -> None:
+    box = emulated(4 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        program("other, again = c_void_p(), c_void_p()")
+        assert program("cuda().cuCtxCreate_v2(byref(other), 0, 0)") == 0
+        assert program("cuda().cuCtxAttach(byref(again), 0)") == 0
+        assert program("again.value == other.value")
+        assert program("alloc(GIB)")[0] == 0
+        assert program("cuda().cuCtxDetach(other)") == 0
+        assert box.container.used() == box.on_card() == 2 * box.context + GIB
+        assert program("cuda().cuCtxDetach(other)") == 0
+        assert box.container.used() == box.on_card() == box.context
+        assert program("cuda().cuCtxDetach(other)") != 0
+        assert box.container.used() == box.on_card() == box.context
+
+
 def test_lookups_by_version_agree(emulated: Make) -> None:
     """The emulated driver's answers lead to hooks, version by version."""
     with emulated(GIB).container.start() as program:
