@@ -134,7 +134,11 @@ def _emulated(text: str) -> tuple[CardSpec, ...]:
     for entry in text.split(","):
         profile, colon, count = (part.strip() for part in entry.partition(":"))
         if not profile or (colon and not (count.isascii() and count.isdecimal() and int(count))):
-            raise InputError(f"{text!r} does not name cards", hint="write a100-80gb:2,t4:1")
+            raise InputError(
+                f"{text!r} does not name cards",
+                why=f"{count!r} is no number of them" if profile else "a name is missing",
+                hint="write a100-80gb:2,t4:1",
+            )
         profiles.load(profile)
         found.append(CardSpec(profile=profile, count=int(count or 1)))
     _check_number(text, sum(card.count for card in found))

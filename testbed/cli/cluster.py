@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def up(
     name: Name = DEFAULT_NAME,
     cards: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--cards",
             help=f"{CARDS_HELP} By default the testbed's own where it is there, else"
@@ -43,7 +43,7 @@ def up(
             show_default=False,
             autocompletion=complete_cards,
         ),
-    ] = "",
+    ] = None,
     nodes: Nodes = None,
     provider: Provider = "",
     port: Annotated[
@@ -76,7 +76,11 @@ def up(
         from testbed.lab.testbed import Testbed
 
         if bare and (values is not None or settings):
-            raise InputError("--bare deploys no stack", why="there is nothing to set of it")
+            raise InputError(
+                "--bare deploys no stack",
+                why="there is nothing to set of it",
+                hint="leave out --bare, or --values and --set",
+            )
         choice(values, settings)  # said before anything is started
         testbed = Testbed(name, resolved(provider, name))
         spec = testbed.wish(cards, nodes, port, default=DEFAULT_CARDS)
@@ -117,7 +121,7 @@ def _named(name: str) -> str:
 
 
 def _dry_run(
-    name: str, cards: str, nodes: int | None, provider: str, port: int, output: Format
+    name: str, cards: str | None, nodes: int | None, provider: str, port: int, output: Format
 ) -> None:
     """Print what ``up`` would give each node."""
     with errors_as_exit_codes(output):
@@ -153,12 +157,21 @@ def down(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json
         emit({"name": name, "state": "absent"}, text, chosen)
 
 
-def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Json = False) -> None:
+def status(
+    name: Name = DEFAULT_NAME,
+    every: Annotated[bool, typer.Option("--all", help="All testbeds, a line each.")] = False,
+    output: Output = Format.table,
+    as_json: Json = False,
+) -> None:
     """Show a testbed: nodes, cards, address, what is wrong.
 
-    The exit status is 0 if it is up, 2 if it is broken or not there.
+    The exit status is 0 if it is up, 2 if it is broken or not there; with --all 2 if one of
+    them is broken.
     """
     chosen = format_of(output, as_json)
+    if every:
+        _status_of_all(chosen)
+        return
     with errors_as_exit_codes(chosen):
         from testbed.lab.testbed import Testbed
 
@@ -167,6 +180,27 @@ def status(name: Name = DEFAULT_NAME, output: Output = Format.table, as_json: Js
         emit(found, status_text(found) + others, chosen)
         if found.state != "up":
             raise typer.Exit(2)
+
+
+def _status_of_all(output: Format) -> None:
+    """Print what testbeds there are."""
+    with errors_as_exit_codes(output):
+        from testbed.lab.report.table import columns
+        from testbed.lab.testbed import Testbed
+
+        found = [Testbed(name).status() for name in known_names()]
+        rows = [
+            (each.name, each.provider, each.state, str(len(each.nodes)), _all_cards(each))
+            for each in found
+        ]
+        text = columns(("NAME", "PROVIDER", "STATE", "NODES", "CARDS"), rows)
+        emit(found, text if rows else "there is no testbed   (testbed up)", output)
+        if any(each.state == "broken" for each in found):
+            raise typer.Exit(2)
+
+
+def _all_cards(status: ClusterStatus) -> str:
+    return "; ".join(dict.fromkeys(_cards(node) for node in status.nodes)) or "-"
 
 
 def kubeconfig(

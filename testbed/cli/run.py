@@ -47,13 +47,13 @@ def run(
     name: Name = DEFAULT_NAME,
     provider: Provider = "",
     cards: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--cards",
             help=CARDS_HELP + " By default as many a100-80gb as the cases need.",
             autocompletion=complete_cards,
         ),
-    ] = "",
+    ] = None,
     nodes: Nodes = None,
     repeat: Annotated[
         int, typer.Option("--repeat", min=1, help="Run all of them so often; one verdict.")
@@ -92,7 +92,8 @@ def run(
         needed = cards_needed(cases)
         # Without a wish: what was there before, else what the cases need.
         usual = f"a100-80gb:{needed}"
-        wish = testbed.wish(cards, nodes, default=usual) if cards or nodes else None
+        said = cards is not None or nodes is not None
+        wish = testbed.wish(cards, nodes, default=usual) if said else None
         default = cluster_spec(usual)
         target = (runs or root.parent / "runs").absolute()
         progress = ConsoleProgress()

@@ -162,12 +162,12 @@ class Testbed:
                 )
 
     def wish(
-        self, cards: str = "", nodes: int | None = None, port: int = 0, *, default: str
+        self, cards: str | None = None, nodes: int | None = None, port: int = 0, *, default: str
     ) -> ClusterSpec:
         """Return what a user's words ask for: what they leave out stays as it is.
 
         Args:
-            cards: As ``cluster_spec`` takes them; empty for those that the testbed has.
+            cards: As ``cluster_spec`` takes them; None for those that the testbed has.
             nodes: How many; None for as many as it has, or as ``cards`` has lists.
             port: The API server's; 0 for the one that was asked for when it was brought up.
             default: Cards where there are neither words nor a testbed.
@@ -177,10 +177,12 @@ class Testbed:
         """
         there = self.cluster.spec()
         if there is None:
-            return cluster_spec(cards or default, nodes, port)
+            return cluster_spec(default if cards is None else cards, nodes, port)
+        if cards is None:
+            cards = cards_text(there.by_node())
         if nodes is None and ";" not in cards:
             nodes = there.nodes
-        return cluster_spec(cards or cards_text(there.by_node()), nodes, port or there.port)
+        return cluster_spec(cards, nodes, port or there.port)
 
     def up(
         self,

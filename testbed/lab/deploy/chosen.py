@@ -140,7 +140,8 @@ def parse(text: str, source: str) -> Chosen:
         chosen.device_config()
     except InputError as error:
         what = f"values in {source}: {error.what}"
-        raise InputError(what, why=error.why, hint=error.hint) from error
+        hint = error.hint or "docs/values.md shows all keys"
+        raise InputError(what, why=error.why, hint=hint) from error
     return chosen
 
 

@@ -48,7 +48,7 @@ class FakeTestbed:
         yield SimpleNamespace(inherited=self.inherited, note=note)
 
     def wish(self, cards, nodes, *, default):
-        return lab.cluster_spec(cards or default, nodes)
+        return lab.cluster_spec(default if cards is None else cards, nodes)
 
     def up(self, spec, progress):
         self.log.append(("up", spec))

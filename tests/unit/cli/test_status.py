@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,23 @@ def test_one_that_is_broken_is_not():
     assert "kubectl" not in said and "testbed up --name x mends it" in said
     assert said.endswith("testbed down --name x clears it")
     assert "--name" not in status_text(status("broken", "vgpu"))
+
+
+@pytest.mark.parametrize(("states", "code"), [((), 0), (("up", "absent"), 0), (("broken",), 2)])
+def test_all_of_them(states, code, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for state in states:
+        (tmp_path / "vgpu-testbed" / state).mkdir(parents=True)
+    monkeypatch.setattr(Testbed, "status", lambda self: status(self.name, self.name))
+    done = CliRunner().invoke(app, ["status", "--all"])
+    assert done.exit_code == code
+    lines = done.output.splitlines()
+    assert len(lines) == 1 + len(states)
+    assert [line.split()[0] for line in lines[1:]] == sorted(states)
+    if not states:
+        assert lines == ["there is no testbed   (testbed up)"]
+    document = json.loads(CliRunner().invoke(app, ["status", "--all", "-o", "json"]).output)
+    assert [each["state"] for each in document] == sorted(states)
 
 
 def test_one_that_is_not_there_is_brought_up():
