@@ -3,7 +3,7 @@
 #define PROBES 16
 #define LONGER 1.25     /* a longer measurement beside a neighbour is an outlier */
 #define OUTLIERS 6      /* so many in a row are a change of the kernel */
-#define SOLID 64
+#define FALSE_ALARM 16  /* a lone pair that is far longer counts for so many others */
 #define TRUST (3 * VGPU_SEC) /* so long a clean measurement is believed beside a neighbour */
 #define STEADY (10 * VGPU_SEC)
 #define EXPLAINED 1.2   /* kappa up to which a neighbour may explain longer measurements */
@@ -111,13 +111,13 @@ double vgpu_cost_learn(struct vgpu_cost_entry *k, const struct vgpu_measure *m,
         k->estimate += 0.05 * (x - k->estimate);
         return fix;
     }
-    if (m->pair && x < VGPU_COST_WEAK && k->estimate < VGPU_COST_WEAK && k->solid > 0) {
-        k->solid--;
-        return 0;
-    }
-    if (m->previous) k->solid = SOLID;
+    /* The host may have been interrupted between event and launch. */
+    bool weak = m->pair && k->estimate < VGPU_COST_WEAK && k->solid > 0;
+    if (weak) k->solid -= x < VGPU_COST_WEAK ? 1 : FALSE_ALARM;
+    if (weak && x < VGPU_COST_WEAK) return 0;
+    if (m->previous) k->solid = VGPU_COST_SOLID;
     judge_outliers(k, budget, lone);
-    if (x <= LONGER * k->estimate || raw || (lone && x <= 1.1 * k->high)) {
+    if (x <= LONGER * k->estimate || raw || (lone && !weak && x <= 1.1 * k->high)) {
         double weight = lone ? 0.2 : x < k->estimate ? 0.5 : 0.1, before = k->estimate;
         k->estimate += weight * (x - k->estimate);
         if (!lone && k->estimate < 0.9 * before)

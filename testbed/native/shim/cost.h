@@ -13,6 +13,7 @@
 #define VGPU_COSTS 4096
 #define VGPU_COST_UNKNOWN (100.0 * VGPU_US) /* until it was measured */
 #define VGPU_COST_WEAK (20.0 * VGPU_US)     /* below it an event pair says little */
+#define VGPU_COST_SOLID 64 /* event pairs that do not count after a measurement without gaps */
 
 struct vgpu_cost_entry {
     uint64_t key;

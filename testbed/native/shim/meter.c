@@ -9,6 +9,7 @@
 #define PAIRS_OF 8         /* one start event in so many while the stream is not idle */
 #define FIRST_PAIRS 16
 #define MOST_GAP (25 * VGPU_US) /* longer ones: the host was interrupted, nothing is learned */
+#define UNUSUAL 2          /* times the usual gap: likewise, but shortly */
 #define SLOP (1 * VGPU_MS) /* how late the page tells */
 #define TOUCH (1.0 / 32)  /* a neighbour may have had so much of it at the beginning */
 #define OVERDUE (VGPU_TURN_LEAD_NS + 300 * VGPU_US) /* longer in flight than predicted: until the next look */
@@ -370,6 +371,25 @@ static void begin(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_cost
     a->timed = idle;
 }
 
+static bool full(const struct vgpu_batch *open, const struct vgpu_regime *regime) {
+    double most = regime->contended ? (double)vgpu_tuning.batch : open->most;
+    return open->single || open->predicted >= most || open->launches >= MOST_LAUNCHES;
+}
+
+/* How long a batch may become. Of tiny kernels that are launched in bursts, each within its budget,
+ * a burst would be one batch, of which nothing is known but by a start event, whose own time is as
+ * long as the kernel. Halved, its second half ends behind the first without a gap. */
+static double length_of(struct vgpu_meter *m, const struct vgpu_lane *lane,
+                        const struct vgpu_cost_entry *k, const struct vgpu_regime *regime) {
+    double most = (double)vgpu_tuning.batch_lone;
+    if (regime->contended || regime->off || !k->known || k->estimate >= VGPU_COST_WEAK ||
+        k->solid > VGPU_COST_SOLID / 2 || !alone(m, lane))
+        return most;
+    const struct vgpu_batch *before = newest_pending(m, lane);
+    double half = (double)vgpu_tuning.quantum * regime->limit / 2;
+    return (before == NULL || before->single) && half < most ? half : most;
+}
+
 void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id stream,
                       const struct vgpu_regime *regime, int64_t now,
                       struct vgpu_admission *admission) {
@@ -388,6 +408,7 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
         *open = (struct vgpu_batch){
             .serial = ++m->serial, .stream = stream, .cost = k, .key = key, .opened = now};
         open->single = big;
+        open->most = length_of(m, lane, k, regime);
     }
     if (open->cost != k) open->cost = NULL;
     if (probe) {
@@ -413,7 +434,7 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
     lane->newest_launch = ++m->launched;
     set_busy(m, lane);
     if (fresh) begin(m, lane, k, big, was_alone, admission, now);
-    admission->finish |= open->single || open->predicted >= batch || open->launches >= MOST_LAUNCHES;
+    admission->finish |= full(open, regime);
 }
 
 static void refund(struct vgpu_meter *m, struct vgpu_lane *lane, const struct vgpu_regime *regime,
@@ -436,6 +457,16 @@ static void refund(struct vgpu_meter *m, struct vgpu_lane *lane, const struct vg
     }
 }
 
+/* Whether the host was not interrupted while it launched, after the driver had the launch: the kernel
+ * would seem to have begun as much later, and to be as much shorter. */
+static bool usual(struct vgpu_meter *m, int64_t gap) {
+    int64_t most = UNUSUAL * m->usual_gap + VGPU_US;
+    bool first = m->usual_gap == 0;
+    if (first) m->usual_gap = gap < MOST_GAP ? gap : MOST_GAP;
+    else m->usual_gap += ((gap < most ? gap : most) - m->usual_gap) / 8;
+    return first || gap <= most;
+}
+
 void vgpu_meter_launched(struct vgpu_meter *m, const struct vgpu_regime *regime,
                          const struct vgpu_admission *a, bool succeeded, int64_t host,
                          int64_t now) {
@@ -447,10 +478,8 @@ void vgpu_meter_launched(struct vgpu_meter *m, const struct vgpu_regime *regime,
         return;
     }
     if (open->serial != a->serial || open->launches == 0) return;
-    if (a->timed && !a->anchored) open->gap = host;
-    double batch = (double)(regime->contended ? vgpu_tuning.batch : vgpu_tuning.batch_lone);
-    if (open->single || open->predicted >= batch || open->launches >= MOST_LAUNCHES)
-        close_lane(m, lane, regime, now);
+    if (a->timed && !a->anchored) open->gap = usual(m, host) ? host : INT64_MAX;
+    if (full(open, regime)) close_lane(m, lane, regime, now);
 }
 
 /* --- what synchronisations tell ----------------------------------------------------------- */

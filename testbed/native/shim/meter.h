@@ -48,6 +48,7 @@ struct vgpu_batch {
     struct vgpu_cost_entry *cost; /* NULL: of different keys */
     uint64_t key;
     double predicted, predicted_long, charged; /* ns */
+    double most; /* predicted time at which it ends, ns */
     int64_t gap; /* host time between start event and launch */
     int64_t opened;
     void *start, *end;
@@ -76,6 +77,7 @@ struct vgpu_meter {
     void *anchor; /* start of a chain, recorded when the process was idle */
     int64_t anchor_gap;
     uint64_t anchor_serial;
+    int64_t usual_gap; /* host time between a start event and its launch, about */
     double horizon; /* up to which the union of intervals was counted */
     int64_t next_sample, next_poll, progressed;
     uint64_t serial, launched, pairs_skipped;

@@ -88,6 +88,16 @@ def test_alone_without_nvml(kernel: int) -> None:
     assert tenant["degraded"]
 
 
+@pytest.mark.parametrize("nvml", [0, 1])
+@pytest.mark.parametrize("limit", [5, 10, 25, 30, 50, 75, 90])
+def test_tiny_kernels_whose_start_events_lie(limit: int, nvml: int) -> None:
+    """Up to 6 us pass unseen between event and launch: 5 us seem 8. Its queue tells better
+    (10 % were 7.9 with NVML's help and 6.4 without while a burst was one batch)."""
+    (tenant,) = run(limit=limit, kernel=5, blur_us=6, nvml=nvml)["tenants"]
+    assert off(tenant, limit, "ten") <= 0.5
+    assert off(tenant, limit, "one") <= 1.5
+
+
 def test_control_alone() -> None:
     assert shares(limit=30, kernel=100, bare=1) == pytest.approx([100])
 

@@ -52,6 +52,7 @@ static struct container containers[MODEL_CONTEXTS];
 static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
+static double blur; /* host time between an event and its launch that nobody measures, ns, at most */
 static bool with_page = true, with_nvml = true, with_turns = true, with_settling = true;
 static int64_t warm_until, stall_every;
 static double stall_ns;
@@ -204,6 +205,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
         tick(p);
         p->wish = VGPU_WISH_NONE;
     }
+    if (admission.timed) model_compute(blur * model_random());
     before = model_now();
     model_launch(p->context, stream, ns);
     if (admission.finish)
@@ -395,6 +397,7 @@ int main(int argc, char **argv) {
     model.noise = (int)number("noise", -1, 1);
     stall_ns = number("stall_ms", -1, 0) * 1e6;
     stall_every = (int64_t)(number("stall_every", -1, 1) * 1e9);
+    blur = number("blur_us", -1, 0) * 1e3;
     with_nvml = number("nvml", -1, 1) != 0;
     with_page = number("page", -1, 1) != 0;
     with_turns = number("turns", -1, !model.sharing) != 0; /* as with MPS */
