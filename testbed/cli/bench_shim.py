@@ -106,6 +106,8 @@ def document(bench: ShimBench) -> dict[str, Any]:
         },
         "alloc_added_ns": added.get("alloc"),
         "free_added_ns": added.get("free"),
+        "alloc_async_added_ns": added.get("alloc_async"),
+        "free_async_added_ns": added.get("free_async"),
         "calls": calls,
         "accuracy": bench.rows,
         "pair_30_70_ratio": worst_ratio(bench.pairs),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,32 @@ def test_a_library_that_does_nothing_holds_nothing(tmp_path: Path) -> None:
     assert done.exit_code == 1
     found = json.loads(done.stdout)
     assert found["cap_race"]["passed_cap"] > 0 and found["missed"]
+
+
+#: What a charge without a lock looks at once more, after it was written down.
+SECOND_LOOK = "if (sum(used, beyond) > limits.memory[entry]) {"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two at once need two processors")
+def test_a_library_that_looks_once_only_is_found(tmp_path: Path) -> None:
+    """The control of the race: two who look at the same instant both see room for one."""
+    native = Path(build.__file__).parent
+    source = tmp_path / "shim"
+    shutil.copytree(native / "shim", source)
+    account = (source / "account.c").read_text()
+    assert account.count(SECOND_LOOK) == 1
+    never = SECOND_LOOK.replace("limits.memory[entry]", "UINT64_MAX - 1")
+    (source / "account.c").write_text(account.replace(SECOND_LOOK, never))
+    library = tmp_path / "once.so"
+    flags = ["-std=c11", "-O1", "-fPIC", "-fvisibility=hidden", "-shared", "-Wl,-Bsymbolic"]
+    flags += [f"-I{native / 'include'}", f"-Wl,--version-script={source / 'exports.map'}"]
+    sources = [str(file) for file in source.glob("*.c")]
+    subprocess.run(["gcc", *flags, *sources, "-o", str(library)], check=True, timeout=550)
+    arguments = ["bench", "shim", "--part", "race", "--rounds", "400", "--shim", str(library)]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and found["cap_race"]["passed_cap"] > 0
+    assert found["cap_race"]["refused"] > 0  # it holds all but two at the same instant
 
 
 def test_a_library_that_is_not_there() -> None:
