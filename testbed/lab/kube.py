@@ -1,9 +1,4 @@
-"""The Kubernetes client of the lab: raw objects in, raw objects out.
-
-The only importer of the official client here. That one is used for what it does
-well (kubeconfig, credentials, TLS); its typed models are avoided, since they drop
-fields they do not know and refuse valid objects.
-"""
+"""The Kubernetes client of the lab: raw objects in, raw objects out."""
 
 from __future__ import annotations
 
@@ -12,12 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote, urlencode
-
-import urllib3
-import yaml
-from kubernetes.client import ApiClient, Configuration
-from kubernetes.config import ConfigException, load_kube_config
+from urllib.parse import quote
 
 from testbed.errors import ClusterError, WaitTimeout
 from testbed.lab import kubectl as kubectl_exec
@@ -29,20 +19,16 @@ from testbed.lab.kubetypes import (
     Objects,
     Resource,
     Unreachable,
-    api_error,
     group_path,
-    is_loopback,
     named,
 )
+from testbed.lab.kubewire import Wire
 
 __all__ = ["ApiError", "Event", "ExecResult", "Kube", "Object", "Objects", "Unreachable"]
 
 FIELD_MANAGER = "vgpu-testbed"
 
-# Time-outs by kind of call, in seconds. A write may pass admission webhooks, each of
-# which has up to ten seconds.
-READ_S = 10.0
-WRITE_S = 30.0
+#: How long a command in a container may take.
 EXEC_S = 60.0
 _PAGE = 500
 
@@ -78,45 +64,16 @@ class Kube:
         scratch: Path | None = None,
         as_user: str = "",
     ) -> None:
-        self._as_user = as_user
         self.kubeconfig = kubeconfig
         self.context = context
         self._kubectl = kubectl
-        configuration = Configuration()
-        try:
-            load_kube_config(
-                config_file=str(kubeconfig),
-                context=context,
-                client_configuration=configuration,
-                persist_config=False,
-                temp_file_path=None if scratch is None else str(scratch),
-            )
-        except (
-            ConfigException,
-            yaml.YAMLError,
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ) as error:
-            raise ClusterError(
-                f"kubeconfig {kubeconfig} cannot be used",
-                why=str(error),
-                hint="bring the cluster up with `testbed up`",
-            ) from error
-        self.server: str = configuration.host
-        # kubectl never sends a loopback address through HTTPS_PROXY; nor do we.
-        if is_loopback(self.server):
-            configuration.proxy = None
-        # A refused connection is tried once more, and so is a read whose kept-alive
-        # connection the server had closed; never a write that may have been done.
-        configuration.retries = urllib3.Retry(total=1, redirect=0, status=0, backoff_factor=0.1)
-        self._api = ApiClient(configuration=configuration)
+        self._wire = Wire(kubeconfig, context=context, scratch=scratch, as_user=as_user)
+        self.server = self._wire.server
         self._resources: dict[str, dict[str, Resource]] = {}
 
     def close(self) -> None:
         """Close the connections."""
-        self._api.rest_client.close()
+        self._wire.close()
 
     def __enter__(self) -> Kube:
         return self
@@ -132,7 +89,7 @@ class Kube:
             ApiError: it does not exist, or may not be read.
         """
         path = self._path(api_version, kind, name, namespace)
-        return self._json("GET", path, what=named(kind, name, namespace) + " cannot be read")
+        return self._wire.json("GET", path, what=named(kind, name, namespace) + " cannot be read")
 
     def find(
         self, api_version: str, kind: str, name: str, namespace: str | None = None
@@ -160,7 +117,7 @@ class Kube:
         found: Objects = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(_PAGE)}
         while True:
-            page = self._json("GET", path, what=what, query=query)
+            page = self._wire.json("GET", path, what=what, query=query)
             for item in page.get("items") or []:
                 # The items of a list leave out what the list itself says.
                 found.append({"apiVersion": api_version, "kind": kind, **item})
@@ -175,7 +132,7 @@ class Kube:
         path = self._path(
             manifest["apiVersion"], manifest["kind"], None, meta.get("namespace"), write=True
         )
-        return self._json(
+        return self._wire.json(
             "POST",
             path,
             what=named(manifest["kind"], meta.get("name", ""), meta.get("namespace"))
@@ -195,7 +152,7 @@ class Kube:
             name, namespace = meta["name"], meta.get("namespace")
             path = self._path(manifest["apiVersion"], manifest["kind"], name, namespace)
             applied.append(
-                self._json(
+                self._wire.json(
                     "PATCH",
                     path,
                     what=named(manifest["kind"], name, namespace) + " cannot be applied",
@@ -222,7 +179,7 @@ class Kube:
         path = self._path(api_version, kind, name, namespace)
         if subresource:
             path += "/" + subresource
-        return self._json(
+        return self._wire.json(
             "PATCH",
             path,
             what=named(kind, name, namespace) + " cannot be patched",
@@ -251,7 +208,7 @@ class Kube:
         path = self._path(api_version, kind, name, namespace)
         what = named(kind, name, namespace) + " cannot be deleted"
         try:
-            self._json("DELETE", path, what=what, body=body)
+            self._wire.json("DELETE", path, what=what, body=body)
         except ApiError as error:
             if error.status == 404:
                 return False
@@ -279,7 +236,9 @@ class Kube:
         select = {"labelSelector": labels, "fieldSelector": fields}
         known: dict[str, Object] = {}
         while time.monotonic() < deadline:
-            page = self._json("GET", path, what=f"{kind} objects cannot be listed", query=select)
+            page = self._wire.json(
+                "GET", path, what=f"{kind} objects cannot be listed", query=select
+            )
             items = {item["metadata"]["uid"]: item for item in page.get("items") or []}
             for uid in known.keys() - items.keys():
                 yield Event(kind="DELETED", object=known[uid])
@@ -287,7 +246,7 @@ class Kube:
                 yield Event(kind="ADDED", object={"apiVersion": api_version, "kind": kind, **item})
             known = items
             version = page["metadata"]["resourceVersion"]
-            for event in self._stream(path, select, version, deadline):
+            for event in self._wire.stream(path, select, version, deadline):
                 if event.kind == "ERROR":  # 410 Gone: the version is too old
                     break
                 uid = event.object.get("metadata", {}).get("uid", "")
@@ -380,11 +339,11 @@ class Kube:
     # --- server ----------------------------------------------------------------
     def raw(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
         """GET any path of the API server and return the body."""
-        return self._call("GET", path, what=f"{path} cannot be read", query=query)
+        return self._wire.call("GET", path, what=f"{path} cannot be read", query=query)
 
     def version(self) -> str:
         """Return the server's version, such as ``v1.37.2``."""
-        found = self._json("GET", "/version", what="the server's version cannot be read")
+        found = self._wire.json("GET", "/version", what="the server's version cannot be read")
         return str(found["gitVersion"])
 
     def kubectl_path(self) -> Path:
@@ -422,7 +381,7 @@ class Kube:
     def _resource(self, api_version: str, kind: str) -> Resource:
         known = self._resources.get(api_version)
         if known is None:
-            found = self._json(
+            found = self._wire.json(
                 "GET", group_path(api_version), what=f"the server does not know {api_version}"
             )
             known = {
@@ -435,113 +394,6 @@ class Kube:
             return known[kind]
         except KeyError:
             raise ClusterError(f"the server's {api_version} has no kind {kind}") from None
-
-    def _stream(
-        self, path: str, select: Mapping[str, str], version: str, deadline: float
-    ) -> Iterator[Event]:
-        left = max(1.0, deadline - time.monotonic())
-        query = {
-            **select,
-            "watch": "true",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(int(left) + 1),
-        }
-        response = self._open("GET", path, query, None, None, READ_S + left)
-        rest = b""
-        try:
-            if response.status >= 400:
-                raise api_error(f"{path} cannot be watched", response.status, response.data)
-            for chunk in response.stream(amt=None, decode_content=True):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        event = json.loads(line)
-                        yield Event(kind=event["type"], object=event["object"])
-                if time.monotonic() >= deadline:
-                    return
-        except urllib3.exceptions.HTTPError:
-            return  # a broken stream: the caller lists again
-        finally:
-            # Not given back to the pool: an unread stream cannot be used again.
-            response.close()
-            response.release_conn()
-
-    def _json(
-        self,
-        method: str,
-        path: str,
-        *,
-        what: str,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        content_type: str | None = None,
-    ) -> Object:
-        data = self._call(
-            method, path, what=what, query=query, body=body, content_type=content_type
-        )
-        try:
-            found = json.loads(data)
-        except ValueError as error:
-            raise ClusterError(what, why=f"the answer is not JSON: {data[:200]!r}") from error
-        if not isinstance(found, dict):
-            raise ClusterError(what, why=f"the answer is not an object: {data[:200]!r}")
-        return found
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        what: str,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        content_type: str | None = None,
-    ) -> bytes:
-        timeout_s = READ_S if method == "GET" else WRITE_S
-        response = self._open(method, path, query, body, content_type, timeout_s)
-        try:
-            data: bytes = response.data
-        except urllib3.exceptions.HTTPError as error:
-            raise self._unreachable(error) from error
-        if response.status >= 400:
-            raise api_error(what, response.status, data)
-        return data
-
-    def _open(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: object,
-        content_type: str | None,
-        timeout_s: float,
-    ) -> urllib3.HTTPResponse:
-        url = self.server + path
-        if wanted := {key: value for key, value in (query or {}).items() if value}:
-            url += "?" + urlencode(wanted)
-        headers: dict[str, str] = {"Accept": "application/json, */*"}
-        if body is not None:
-            headers["Content-Type"] = content_type or "application/json"
-        if self._as_user:
-            headers["Impersonate-User"] = self._as_user
-        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        try:
-            answer = self._api.call_api(
-                method, url, header_params=headers, body=body, _request_timeout=timeout_s
-            )
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable(error) from error
-        response: urllib3.HTTPResponse = answer.response
-        return response
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        cause = error.reason if isinstance(error, urllib3.exceptions.MaxRetryError) else error
-        return Unreachable(
-            f"the API server {self.server} does not answer",
-            why=str(cause),
-            hint="see `testbed status`",
-        )
 
 
 def _write_query(dry_run: bool) -> dict[str, str]:
