@@ -292,7 +292,8 @@ uint64_t vgpu_expected_context(int entry) {
 }
 
 uint64_t vgpu_used(int entry) {
-    if (entry < 0 || !join()) return 0;
+    /* Without a record of its own it is told what the others use all the same. */
+    if (entry < 0 || (!join() && vgpu_shared_extension() == NULL)) return 0;
     uint64_t used = sum(total(&held[entry]), vgpu_shared_others(entry, true));
     if (!limits.from_region) return used;
     if (vgpu_shared_new_reading(entry) && vgpu_shared_lock(entry)) {

@@ -315,7 +315,11 @@ static bool claim_any(void) {
         if (!(LOAD(extension->records[i].generation) & 1) && claim(i)) return true;
     for (int i = 0; i < VGPU_MAX_PROCESSES; i++) /* else those of dead processes */
         if (claim(i)) return true;
-    VGPU_LOG(VGPU_LOG_ERROR, "all %d process records are taken", VGPU_MAX_PROCESSES);
+    static bool told;
+    if (!told) /* once; it tries again at every call */
+        vgpu_log_write("all %d process records of the container are taken: this process gets no "
+                       "device memory until another one ends", VGPU_MAX_PROCESSES);
+    told = true;
     return false;
 }
 
