@@ -16,13 +16,6 @@ RESOURCE_MEMORY = "nvidia.com/gpumem"
 RESOURCE_MEMORY_PERCENTAGE = "nvidia.com/gpumem-percentage"
 RESOURCE_CORES = "nvidia.com/gpucores"
 RESOURCE_PRIORITY = "nvidia.com/priority"
-RESOURCES = (
-    RESOURCE_COUNT,
-    RESOURCE_MEMORY,
-    RESOURCE_MEMORY_PERCENTAGE,
-    RESOURCE_CORES,
-    RESOURCE_PRIORITY,
-)
 
 NODE_REGISTER = "hami.io/node-nvidia-register"
 NODE_SCORE = "hami.io/node-nvidia-score"
@@ -126,7 +119,6 @@ CONTAINER_DRIVER = f"{CONTAINER_ROOT}/driver"  # libcuda.so.1, libnvidia-ml.so.1
 CONTAINER_CARDS = f"{CONTAINER_ROOT}/cards"  # <uuid>/state: a card is visible if mounted here
 CONTAINER_PAGES = f"{CONTAINER_ROOT}/pages"  # <uuid>.page, shared by a card's containers
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
-TERMINATION_LOG = "/dev/termination-log"
 
 # --- Paths on the node -----------------------------------------------------
 HOOK_PATH = "/var/lib/vgpu-testbed"  # default of the manifest value hookPath

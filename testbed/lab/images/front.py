@@ -49,19 +49,6 @@ def configuration(
     return "\n".join(lines) + "\n"
 
 
-def engine_configuration(runtime: str) -> str:
-    """Return the configuration for an engine whose default runtime the front is.
-
-    Containers keep their cgroups and get what this host can give; see ``adaptations``.
-
-    Args:
-        runtime: The real runtime's absolute path.
-    """
-    return configuration(
-        (), runtime=runtime, arguments=(), drop_cgroups=False, drop_oom_score=False
-    )
-
-
 def adaptations() -> list[str]:
     """Return a line for each thing that the front takes out of containers on this host."""
     return _adaptations.of(_adaptations.look())

@@ -74,7 +74,9 @@ def test_this_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert front.adaptations()[0].startswith("CAP_SYS_RESOURCE")
 
 
-def test_an_engines_configuration() -> None:
-    assert front.engine_configuration("/usr/sbin/runc") == (
-        "runtime /usr/sbin/runc\ncgroups keep\noom-score clamp\n"
+def test_what_a_host_gives_is_kept() -> None:
+    """As in kind's nodes."""
+    text = front.configuration(
+        (), runtime="/usr/sbin/runc", arguments=(), drop_cgroups=False, drop_oom_score=False
     )
+    assert text == "runtime /usr/sbin/runc\ncgroups keep\noom-score clamp\n"

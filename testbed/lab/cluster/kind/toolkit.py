@@ -24,8 +24,6 @@ CDI_GENERATE: Version = (1, 13, 0)
 #: From here on mode "auto" is jit-cdi, and /proc/driver/nvidia is not masked any more
 #: (k8s-device-plugin #811, nvkind #61).
 JIT_CDI: Version = (1, 18, 0)
-#: From here on a generated specification names cards by index and by uuid.
-UUID_NAMES: Version = (1, 15, 0)
 
 _VERSION = re.compile(r"CLI version v?(\d+)\.(\d+)\.(\d+)")
 _QUALIFIED = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*=\S+", re.ASCII)
