@@ -118,7 +118,7 @@ CUresult cuMemAllocPitch(CUdeviceptr_v1 *ptr, unsigned int *pitch, unsigned int 
  * whose size then has changed. */
 static CUresult concluded_free(CUresult result, bool known, const struct vgpu_item *item) {
     if (known) vgpu_settle(VGPU_POINTER, item, result);
-    else if (result == CUDA_SUCCESS) vgpu_pools_measure();
+    else if (result == CUDA_SUCCESS) vgpu_pools_freed();
     return result;
 }
 

@@ -266,6 +266,11 @@ void vgpu_pools_measure(void) {
     vgpu_unlock(&lock);
 }
 
+void vgpu_pools_freed(void) {
+    atomic_store(&freed, 1);
+    vgpu_pools_measure();
+}
+
 bool vgpu_pools_give_back(int entry, uint64_t need) {
     if (count == 0) return false;
     vgpu_lock(&lock);

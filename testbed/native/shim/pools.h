@@ -12,6 +12,10 @@ bool vgpu_pools_give_back(int entry, uint64_t need);
 /* Brings the charges to what the pools reserve now. */
 void vgpu_pools_measure(void);
 
+/* The same after something was freed that may be a pool's, which gives it back at the next
+ * synchronisation only. */
+void vgpu_pools_freed(void);
+
 void vgpu_pools_forget(void); /* in a forked child */
 
 #endif

@@ -267,6 +267,17 @@ def test_a_context_that_was_attached_goes_with_the_last_detach(emulated: Make) -
         assert box.container.used() == box.on_card() == box.context
 
 
+def test_a_pools_memory_that_is_freed_as_plain_is_given_back_too(emulated: Make) -> None:
+    box = emulated(4 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        code, pointer = program("alloc_async(600 * MIB)")
+        assert code == 0
+        assert program(f"free({pointer})") == 0
+        assert program("cuda().cuCtxSynchronize()") == 0
+        assert box.container.used() == box.on_card() == box.context
+
+
 def test_lookups_by_version_agree(emulated: Make) -> None:
     """The emulated driver's answers lead to hooks, version by version."""
     with emulated(GIB).container.start() as program:

@@ -133,6 +133,18 @@ def test_a_killed_process_gives_back(gibibyte: Container, prefix: tuple[str, ...
         assert [p.record for p in gibibyte.view().processes] == [0]
 
 
+def test_the_first_context_may_pass_the_cap_also_after_a_killed_one(container: Make) -> None:
+    """D1: the dead one's record is nobody's use."""
+    box = container(CONTEXT // 2)
+    with box.start() as victim:
+        assert victim("context()") == 0
+        with box.start() as other:
+            assert other("context()") == OUT_OF_MEMORY  # control: as long as it lives
+        victim.kill()
+    with box.start() as program:
+        assert program("context()") == 0
+
+
 def test_killed_at_any_instant(gibibyte: Container) -> None:
     """D9: whatever a process was doing, the others go on at once."""
     chance = random.Random(3)
