@@ -14,12 +14,14 @@ struct members {
     struct vgpu_member of[VGPU_MAX_PROCESSES];
 };
 
-/* What a question needs meanwhile: 60 KiB, which is more than some threads' stacks are. */
+/* What a question needs meanwhile: 110 KiB, which is more than some threads' stacks are. */
 struct scratch {
     struct members members;
     nvmlProcessInfo_v1_t first[MOST];
     nvmlProcessInfo_t card[MOST];
     nvmlProcessInfo_t found[VGPU_MAX_PROCESSES];
+    nvmlProcessDetail_v1_t details[MOST + VGPU_MAX_PROCESSES];
+    unsigned int pids[VGPU_MAX_PROCESSES];
 };
 
 enum say {
@@ -141,6 +143,80 @@ OWN_LISTING(nvmlDeviceGetGraphicsRunningProcesses_v3, nvmlProcessInfo_t, card)
 OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses, nvmlProcessInfo_v1_t, first)
 OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v2, nvmlProcessInfo_t, card)
 OWN_LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t, card)
+
+/* --- of any kind at once -------------------------------------------------------------------- */
+
+#define COMPUTE 0
+
+/* What the driver tells of our own, and of those that compute also who it does not know. */
+static unsigned int own_details(struct scratch *scratch, unsigned int known, unsigned int mode) {
+    nvmlProcessDetail_v1_t *of = scratch->details;
+    unsigned int kept = 0;
+    for (unsigned int i = 0; i < known; i++)
+        if (among(&scratch->members, of[i].pid)) of[kept++] = of[i];
+    unsigned int told = kept;
+    for (int i = 0; mode == COMPUTE && i < scratch->members.count; i++) {
+        const struct vgpu_member *member = &scratch->members.of[i];
+        bool twice = false;
+        for (unsigned int k = 0; k < told; k++) twice |= of[k].pid == member->pid;
+        if (!twice)
+            of[kept++] = (nvmlProcessDetail_v1_t){.pid = member->pid,
+                                                  .used_bytes = member->bytes,
+                                                  .gpu_instance = ~0u,
+                                                  .compute_instance = ~0u};
+    }
+    return kept;
+}
+
+nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device,
+                                                   nvmlProcessDetailList_v1_t *list) {
+    if (VGPU_REAL(nvmlDeviceGetRunningProcessDetailList) == NULL)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    struct scratch *scratch = NULL;
+    bool known_version = list != NULL && (list->version & 0xffffff) == sizeof *list;
+    enum say say = known_version ? members_of(device, &scratch) : THE_DRIVERS;
+    if (say == THE_DRIVERS)
+        return VGPU_REAL(nvmlDeviceGetRunningProcessDetailList)(device, list);
+    if (say == NO_MEMORY) return NVML_ERROR_MEMORY;
+    nvmlProcessDetailList_v1_t all = *list;
+    all.count = MOST;
+    all.processes = scratch->details;
+    nvmlReturn_t result = VGPU_REAL(nvmlDeviceGetRunningProcessDetailList)(device, &all);
+    if (result == NVML_SUCCESS) {
+        unsigned int kept =
+            own_details(scratch, all.count < MOST ? all.count : MOST, list->mode);
+        if (kept > 0 && (list->count < kept || list->processes == NULL))
+            result = NVML_ERROR_INSUFFICIENT_SIZE;
+        for (unsigned int i = 0; result == NVML_SUCCESS && i < kept; i++)
+            list->processes[i] = scratch->details[i];
+        list->count = kept;
+    }
+    vgpu_unmap(scratch, sizeof *scratch);
+    return result;
+}
+
+/* Those of the past too, and nobody knows whose they were: only who lives is told. */
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count,
+                                         unsigned int *pids) {
+    if (VGPU_REAL(nvmlDeviceGetAccountingPids) == NULL) return NVML_ERROR_FUNCTION_NOT_FOUND;
+    struct scratch *scratch = NULL;
+    enum say say = count == NULL ? THE_DRIVERS : members_of(device, &scratch);
+    if (say == THE_DRIVERS) return VGPU_REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
+    if (say == NO_MEMORY) return NVML_ERROR_MEMORY;
+    unsigned int known = VGPU_MAX_PROCESSES, kept = 0;
+    nvmlReturn_t result =
+        VGPU_REAL(nvmlDeviceGetAccountingPids)(device, &known, scratch->pids);
+    if (result == NVML_SUCCESS) {
+        for (unsigned int i = 0; i < known && i < VGPU_MAX_PROCESSES; i++)
+            if (among(&scratch->members, scratch->pids[i])) scratch->pids[kept++] = scratch->pids[i];
+        if (kept > 0 && (*count < kept || pids == NULL)) result = NVML_ERROR_INSUFFICIENT_SIZE;
+        for (unsigned int i = 0; result == NVML_SUCCESS && i < kept; i++)
+            pids[i] = scratch->pids[i];
+        *count = kept;
+    }
+    vgpu_unmap(scratch, sizeof *scratch);
+    return result;
+}
 
 /* --- how busy it is: with our own work, where the monitor tells; its memory's traffic is the
  * card's ---------------------------------------------------------------------------------- */

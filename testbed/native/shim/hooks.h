@@ -366,6 +366,10 @@
          (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
     HOOK(nvmlDeviceGetMPSComputeRunningProcesses_v3,                                               \
          (nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos))                     \
+    HOOK(nvmlDeviceGetRunningProcessDetailList,                                                    \
+         (nvmlDevice_t device, nvmlProcessDetailList_v1_t * list))                                 \
+    HOOK(nvmlDeviceGetAccountingPids,                                                              \
+         (nvmlDevice_t device, unsigned int *count, unsigned int *pids))                           \
     HOOK(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t * rates))          \
     HOOK(nvmlDeviceGetProcessUtilization,                                                          \
          (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count,       \

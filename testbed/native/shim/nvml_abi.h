@@ -48,6 +48,20 @@ typedef struct {
     unsigned int sm, memory, encoder, decoder; /* percent */
 } nvmlProcessUtilizationSample_t;
 
+typedef struct {
+    unsigned int pid;
+    unsigned long long used_bytes;
+    unsigned int gpu_instance, compute_instance;
+    unsigned long long protected_bytes;
+} nvmlProcessDetail_v1_t;
+
+typedef struct {
+    unsigned int version;
+    unsigned int mode; /* 0 = compute */
+    unsigned int count;
+    nvmlProcessDetail_v1_t *processes;
+} nvmlProcessDetailList_v1_t;
+
 enum {
     NVML_SUCCESS = 0,
     NVML_ERROR_NOT_FOUND = 6,
@@ -61,6 +75,8 @@ _Static_assert(sizeof(nvmlProcessInfo_t) == 24, "nvml process info");
 _Static_assert(sizeof(nvmlProcessInfo_v1_t) == 16, "nvml process info v1");
 _Static_assert(sizeof(nvmlProcessUtilizationInfo_v1_t) == 40, "nvml process utilisation info");
 _Static_assert(sizeof(nvmlProcessesUtilizationInfo_t) == 24, "nvml utilisation of processes");
+_Static_assert(sizeof(nvmlProcessDetail_v1_t) == 32, "nvml process detail");
+_Static_assert(sizeof(nvmlProcessDetailList_v1_t) == 24, "nvml process details");
 _Static_assert(sizeof(nvmlProcessUtilizationSample_t) == 32, "nvml process utilisation");
 
 #endif

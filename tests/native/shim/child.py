@@ -423,6 +423,43 @@ def graphics(room: int = 8) -> list[Any]:
     return [code, count.value, found]
 
 
+class Detail(ctypes.Structure):
+    _fields_ = (
+        ("pid", c_uint),
+        ("used", c_uint64),
+        ("gpu", c_uint),
+        ("compute", c_uint),
+        ("protected", c_uint64),
+    )
+
+
+class Details(ctypes.Structure):
+    _fields_ = (
+        ("version", c_uint),
+        ("mode", c_uint),
+        ("count", c_uint),
+        ("of", POINTER(Detail)),
+    )
+
+
+def details(mode: int = 0, room: int = 8) -> list[Any]:
+    """[code, count, [[pid, bytes]]]"""
+    infos = (Detail * 8)()
+    asked = Details(version=0x1000000 | ctypes.sizeof(Details), mode=mode, count=room)
+    if room:
+        asked.of = infos
+    code = nvml().nvmlDeviceGetRunningProcessDetailList(nvml_device(), byref(asked))
+    found = [[infos[i].pid, infos[i].used] for i in range(asked.count)] if code == 0 else []
+    return [code, asked.count, found]
+
+
+def accounted(room: int = 8) -> list[Any]:
+    """[code, pids]"""
+    pids, count = (c_uint * 8)(), c_uint(room)
+    code = nvml().nvmlDeviceGetAccountingPids(nvml_device(), byref(count), pids if room else None)
+    return [code, list(pids[: count.value]) if code == 0 else count.value]
+
+
 def rates() -> list[int]:
     """The card's, or the container's: code, percent of time, percent of memory traffic."""
     found = (c_uint * 2)()

@@ -11,6 +11,7 @@ reasons in tests/data; a test compares. The marks:
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -40,6 +41,41 @@ HARMLESS = re.compile(
 )
 
 
+#: Of NVML: what tells how much memory there is, who uses a card, and how much.
+NVML_SUSPICIOUS = re.compile(
+    r"MemoryInfo|MemSizeInfo|MemoryUsage|FbUsage|Process|Accounting|Utilization|Sample"
+    r"|Attributes|PowerUsage"
+)
+NVML_HARMLESS = re.compile(r"NvLink")
+
+
+def nvml_names() -> set[str]:
+    """Return NVML's functions: those of its public bindings, and the emulated library's own."""
+    bindings = importlib.util.find_spec("pynvml")
+    assert bindings is not None and bindings.origin is not None
+    called = re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"', Path(bindings.origin).read_text())
+    unsupported = (ROOT / "testbed/native/emu/nvml_unsupported.def").read_text()
+    return {*called, *re.findall(r"^N\((nvml\w+)\)", unsupported, re.MULTILINE)}
+
+
+def nvml_hooks() -> set[str]:
+    return set(re.findall(r"\bHOOK\((nvml\w+),", HOOKS.read_text()))
+
+
+def nvml_reasons() -> dict[str, str]:
+    return _reasons("nvml_not_hooked.txt")
+
+
+def nvml_undecided(candidates: set[str]) -> list[str]:
+    """Return the functions of NVML that nobody has decided on."""
+    decided = nvml_hooks() | set(nvml_reasons())
+    return sorted(
+        name
+        for name in candidates - decided
+        if NVML_SUSPICIOUS.search(name) and not NVML_HARMLESS.search(name)
+    )
+
+
 def names() -> set[str]:
     return set((DATA / "cuda_driver_names.txt").read_text().split())
 
@@ -49,7 +85,11 @@ def hooks() -> set[str]:
 
 
 def reasons() -> dict[str, str]:
-    lines = (DATA / "cuda_not_hooked.txt").read_text().splitlines()
+    return _reasons("cuda_not_hooked.txt")
+
+
+def _reasons(file: str) -> dict[str, str]:
+    lines = (DATA / file).read_text().splitlines()
     return dict(line.split(": ", 1) for line in lines if line.strip() and not line.startswith("#"))
 
 

@@ -69,6 +69,25 @@ def test_reasons_are_for_names_that_are_there_and_not_hooked() -> None:
     assert all(reason.strip() for reason in symbols.reasons().values())
 
 
+def test_what_nvml_tells_of_memory_and_use_is_decided_on() -> None:
+    known = symbols.nvml_names()
+    assert len(known) > 400
+    assert symbols.nvml_undecided(known) == []
+    assert symbols.nvml_hooks() <= exported(harness.shim())
+    assert set(symbols.nvml_reasons()) <= known - symbols.nvml_hooks()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nvmlDeviceGetMemoryInfo_v3", "nvmlDeviceGetComputeRunningProcesses_v4"),
+        *("nvmlDeviceGetRunningProcessDetailList_v2", "nvmlDeviceGetUtilizationRates_v2"),
+    ],
+)
+def test_a_new_one_of_nvml_fails_the_test(name: str) -> None:
+    assert symbols.nvml_undecided(symbols.nvml_names() | {name}) == [name]
+
+
 # --- what the library itself needs ---------------------------------------------------------
 
 

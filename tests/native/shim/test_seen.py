@@ -33,6 +33,33 @@ def test_control_of_who_draws(container: Make) -> None:
         assert program("graphics()") == [0, 1, [[STRANGER, 5 * MIB]]]
 
 
+@pytest.mark.parametrize("nvml", ["own", "foreign"])
+def test_details_are_the_containers_own(container: Make, nvml: str) -> None:
+    """As the list of who computes: also where NVML knows nobody by our pids."""
+    with container(GIB, FAKE_NVML=nvml).start() as program:
+        assert program("details()") == [0, 0, []]
+        assert program("context()") == 0
+        (_, _, listed) = program("processes()")
+        assert [pid for pid, _ in listed] == [program.pid]
+        assert program("details()") == [0, 1, listed]
+        assert program("details(0, 0)") == [INSUFFICIENT_SIZE, 1, []]
+        assert program("details(1)") == [0, 0, []]
+
+
+def test_who_is_accounted_is_the_containers_own(container: Make) -> None:
+    with container(GIB).start() as program:
+        program("context()")
+        assert program("accounted()") == [0, [program.pid]]
+        assert program("accounted(0)") == [INSUFFICIENT_SIZE, 1]
+
+
+def test_control_of_details(container: Make) -> None:
+    with container(GIB).without_library().start() as program:
+        program("context()")
+        assert [STRANGER, 5 * MIB] in program("details()")[2]
+        assert STRANGER in program("accounted()")[1]
+
+
 def feed(box: Container, own_pm: int, age_s: float = 0.0) -> None:
     """Say what the monitor saw a while ago."""
     assert box.region is not None
