@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
+    # Tells of every header that it decodes.
+    logging.getLogger("hpack").setLevel(logging.WARNING)
     try:
         asyncio.run(_run(options))
     except TestbedError as error:
