@@ -23,7 +23,7 @@ def _only(words: tuple[str, ...]) -> Any:
 
 def shim(
     quick: Annotated[
-        bool, typer.Option("--quick", help="The corner rows only: less than ten minutes.")
+        bool, typer.Option("--quick", help="The corner rows only: about four minutes.")
     ] = False,
     library: Annotated[
         Path | None,
@@ -65,6 +65,14 @@ def shim(
     rounds: Annotated[
         int, typer.Option("--rounds", min=1, help="Rounds of the race for the cap.")
     ] = 10_000,
+    beside: Annotated[
+        int,
+        typer.Option(
+            "--beside",
+            help="Measure so many shares at one time, each on a card of its own; those of"
+            " kernels below 100 µs alone; 0: as many as the processors carry.",
+        ),
+    ] = 0,
     output: Output = Format.table,
     as_json: Json = False,
 ) -> None:
@@ -86,6 +94,7 @@ def shim(
             kernels_us=tuple(kernels or ()),
             patterns=tuple(patterns or ()),
             rounds=rounds,
+            beside=beside,
         )
         found = measure(ConsoleProgress(), options, library=library)
         emit(document(found), table(found), chosen)

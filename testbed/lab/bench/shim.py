@@ -6,6 +6,7 @@ the same run. The judge is the card's own book of the time and memory that it gr
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,22 +15,18 @@ from pathlib import Path
 from testbed.errors import InputError, TestbedError
 from testbed.lab import command
 from testbed.lab.bench.figures import Environment, environment
+from testbed.lab.bench.shim_accuracy import Accuracy, accuracy
+from testbed.lab.bench.shim_beside import MOST, usual
 from testbed.lab.bench.shim_ground import Ground, ground
 from testbed.lab.bench.shim_rows import (
     LimitStep,
     Pair,
     Row,
-    Run,
-    Shares,
-    bare_runs,
-    demand,
-    judge,
     near,
-    pair_of,
     runs,
 )
 from testbed.lab.cluster.protocol import Progress
-from testbed.lab.host import load
+from testbed.lab.host import load, processors
 from testbed.native import artifacts
 from testbed.units import MIB
 
@@ -62,7 +59,6 @@ RACE_ROUNDS = 10_000
 #: where no other is there it is far from the limit (256 MiB, ``shim/account.h``), so that the
 #: library may charge it without a lock.
 _ROOM_MIB, _LEAST_MIB = 64, 640
-_BARE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +108,7 @@ class Options:
     Attributes:
         parts: Some of ``PARTS``.
         seconds: Over how long a share is measured.
+        beside: How many shares are measured at one time at most; 0: by the processors.
     """
 
     parts: Sequence[str] = PARTS
@@ -122,6 +119,7 @@ class Options:
     kernels_us: Sequence[int] = ()
     patterns: Sequence[str] = ()
     rounds: int = RACE_ROUNDS
+    beside: int = 0
 
     def __post_init__(self) -> None:
         if unknown := set(self.parts) - set(PARTS):
@@ -137,6 +135,8 @@ class Options:
                 f"{self.rounds} rounds, {self.seconds:g} s cannot be measured",
                 hint="at least one round, 2 to 600 seconds",
             )
+        if not 0 <= self.beside <= MOST:
+            raise InputError(f"{self.beside} runs at one time", hint=f"1 to {MOST}; 0: by itself")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +236,10 @@ def measure(progress: Progress, options: Options, *, library: Path | None = None
     calls: dict[str, Added] = {}
     race = bare_race = None
     steps: tuple[LimitStep, ...] = ()
-    taken = _Accuracy()
-    with ground(progress, library=measured, clock=options.clock) as place:
+    taken = Accuracy()
+    with contextlib.ExitStack() as ending:
+        place = ending.enter_context(ground(progress, library=measured, clock=options.clock))
+        places = [place]
         if "calls" in options.parts:
             calls = _calls(place, progress)
         if "race" in options.parts:
@@ -246,8 +248,11 @@ def measure(progress: Progress, options: Options, *, library: Path | None = None
         if "step" in options.parts:
             steps = tuple(_step(place, progress, *each) for each in _STEPS)
         if "accuracy" in options.parts:
-            taken = _accuracy(place, progress, wanted, options)
-        lapped = place.lapped()
+            for _ in range(min(options.beside or usual(processors()), len(wanted)) - 1):
+                more = ground(progress, library=measured, clock=options.clock)
+                places.append(ending.enter_context(more))
+            taken = accuracy(places, progress, wanted, seconds=options.seconds, clock=options.clock)
+        lapped = sum(each.lapped() for each in places)
     builds = {
         measured.name: artifacts.build_of(measured.read_bytes()),
         "libcuda.so.1": artifacts.build_of(artifacts.library("libcuda.so.1").read_bytes()),
@@ -267,44 +272,7 @@ def measure(progress: Progress, options: Options, *, library: Path | None = None
     )
 
 
-# --- shares --------------------------------------------------------------------------
-@dataclass(slots=True)
-class _Accuracy:
-    rows: list[Row] = field(default_factory=list)
-    pairs: list[Pair] = field(default_factory=list)
-    bare_pairs: list[Pair] = field(default_factory=list)
-
-
-def _accuracy(
-    place: Ground, progress: Progress, wanted: Sequence[Run], options: Options
-) -> _Accuracy:
-    taken = _Accuracy()
-    bare: dict[Run, Shares] = {}
-    needed = tuple(bare_runs(wanted))
-    with progress.step(f"without the library, {len(needed)} runs") as step:
-        for number, run in enumerate(needed, 1):
-            bare[run] = place.run(run, seconds=_BARE_SECONDS, library=False)
-            busy = f"{bare[run].busy:.1f} % of the card"
-            step.update(f"{number} of {len(needed)}: {run.pattern} {run.kernel_us} µs, {busy}")
-    for number, run in enumerate(wanted, 1):
-        limits = " beside ".join(f"{limit} %" for limit in run.limits)
-        text = f"{number} of {len(wanted)}: {run.pattern}, {run.kernel_us} µs, {limits}"
-        with progress.step(text) as step:
-            got = place.run(run, seconds=options.seconds, library=True)
-            alone = bare[Run(limits=(0,), kernel_us=run.kernel_us, sync=run.sync)]
-            for tenant in run.judged:
-                most = demand(run, tenant, got, bare[run.bare], alone)
-                taken.rows.append(judge(run, tenant, got, demand_pct=most, clock=options.clock))
-            pair = pair_of(run, got)
-            if pair is not None:
-                taken.pairs.append(pair)
-                without = pair_of(run, bare[run.bare])
-                assert without is not None
-                taken.bare_pairs.append(without)
-            step.update(" and ".join(f"{share:.2f} %" for share in got.mean))
-    return taken
-
-
+# --- a limit that changes -------------------------------------------------------------
 def _step(place: Ground, progress: Progress, before_pct: int, after_pct: int) -> LimitStep:
     """Change a limit while its tenant works, and once more without changing it."""
     with progress.step(f"a limit of {before_pct} % becomes {after_pct} %") as step:

@@ -12,6 +12,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,11 +119,17 @@ class Ground:
         environ["LD_PRELOAD"] = str(self.library)
         return uid, environ
 
-    def run(self, run: Run, *, seconds: float, library: bool) -> Shares:
+    def run(self, run: Run, *, seconds: float, library: bool, stopping: threading.Event) -> Shares:
         """Run tenants together and return what the card granted to each.
 
+        Args:
+            run: The tenants.
+            seconds: Over how long.
+            library: Put the library between them and the driver.
+            stopping: Set when nobody waits for this any more.
+
         Raises:
-            TestbedError: one of them ended.
+            TestbedError: one of them ended, or nobody waits any more.
         """
         with contextlib.ExitStack() as ending:
             tenants = []
@@ -133,12 +140,12 @@ class Ground:
             self._tell({tenant.pid: uid for uid, tenant in tenants} if library else {})
             for _, tenant in tenants:
                 _write(tenant, "go\n")
-            time.sleep(SETTLE_S[len(tenants)] if library else 0.5)
+            _pause(SETTLE_S[len(tenants)] if library else 0.5, stopping)
             pids = [tenant.pid for _, tenant in tenants]
             before = [_waited_ns(pid) for pid in pids]
             looks = [self._look()]
             for second in range(1, max(1, round(seconds)) + 1):
-                time.sleep(max(0.0, looks[0][0] / 1e9 + second - time.monotonic()))
+                _pause(looks[0][0] / 1e9 + second - time.monotonic(), stopping)
                 looks.append(self._look())
             for _, tenant in tenants:
                 if tenant.poll() is not None:
@@ -200,6 +207,11 @@ class Ground:
             if after - before < _LOOK_NS:
                 break
         return after, busy
+
+
+def _pause(seconds: float, stopping: threading.Event) -> None:
+    if stopping.wait(max(0.0, seconds)):
+        raise TestbedError("a run of the benchmark was given up", why="another one failed")
 
 
 @contextlib.contextmanager

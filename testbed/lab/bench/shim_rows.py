@@ -106,6 +106,8 @@ class Row:
         bound_1s_pp: What the worst second may be.
         starved_pct: How much of the time it waited for a processor of the host: what it did
             not launch meanwhile is not the library's doing. None where that is not known.
+        beside: How many other runs were measured at the same time, on cards of their own.
+        earlier: What was measured beside others, where that missed and this is the same alone.
     """
 
     limit_pct: int
@@ -122,24 +124,34 @@ class Row:
     bound_above_pp: float
     bound_1s_pp: float
     starved_pct: float | None = None
+    beside: int = 0
+    earlier: Row | None = None
     ok: bool
 
     @property
     def note(self) -> str:
         """What else is to be said of it, empty: nothing."""
-        if self.starved_pct is None or self.starved_pct < STARVED_PCT:
-            return ""
-        return f"waited {self.starved_pct:.0f} % of the time for a processor"
+        notes = []
+        if self.earlier is not None:
+            notes.append(f"beside others {self.earlier.mean_error_pp:+.2f}")
+        if self.starved_pct is not None and self.starved_pct >= STARVED_PCT:
+            notes.append(f"waited {self.starved_pct:.0f} % of the time for a processor")
+        return ", ".join(notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A pair of 30 and 70 that is kept queued."""
+    """A pair of 30 and 70 that is kept queued.
+
+    Attributes:
+        earlier: As of a row.
+    """
 
     kernel_us: int
     ratio: float
     busy_pct: float
     ok: bool
+    earlier: Pair | None = None
 
 
 def runs(
