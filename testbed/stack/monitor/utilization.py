@@ -16,6 +16,8 @@ MS = 1_000_000
 #: NVML's period as documented (nvml.h: "up to 1/6 second", one second on old cards).
 PERIOD_NS = 1_000_000_000 // 6
 _SHORTEST_NS, _LONGEST_NS = 20 * MS, 1500 * MS
+#: So many gaps tell a driver's period.
+_LEAST_GAPS = 3
 #: How long after its time a sample is usually told.
 _LAG_NS = 100 * MS
 #: Until a sample that is due comes.
@@ -185,9 +187,12 @@ class Sampler:
         gap = stamp_ns - self._last_ns
         if self._last_ns and gap <= 0:
             return None
-        if learn and self._last_ns:
+        # Whoever asks late is told the newest sample alone, which is of one period: taken for the
+        # whole gap it would charge a process for all of it what it had at one end.
+        several = not self._in_vain and self._learned and gap > self.period_ns * 3 // 2
+        if learn and self._last_ns and not several:
             self._learn(gap)
-        known = self._last_ns and _SHORTEST_NS <= gap <= _LONGEST_NS
+        known = self._last_ns and not several and _SHORTEST_NS <= gap <= _LONGEST_NS
         self._last_ns, self._told_ns = stamp_ns, now_ns
         early_ns = _EARLY_NS if self._in_vain else _EARLIER_NS
         self.due_ns = now_ns + self.period_ns - early_ns
@@ -201,11 +206,19 @@ class Sampler:
         )
 
     def _learn(self, gap_ns: int) -> None:
-        """Follow the driver's period: the median of the last few gaps."""
+        """Follow the driver's period: the least of the last few gaps.
+
+        Samples that were missed make gaps longer, never shorter; and whoever takes two periods
+        for one misses every second sample from then on.
+        """
         if _SHORTEST_NS <= gap_ns <= _LONGEST_NS:
             self._gaps = [*self._gaps[-8:], gap_ns]
-            if len(self._gaps) >= 3:
-                self.period_ns = sorted(self._gaps)[len(self._gaps) // 2]
+            if self._learned:
+                self.period_ns = min(self._gaps)
+
+    @property
+    def _learned(self) -> bool:
+        return len(self._gaps) >= _LEAST_GAPS
 
 
 def monotonic_ns(stamp_us: int, *, now_ns: int, real_ns: int) -> int:

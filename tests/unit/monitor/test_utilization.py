@@ -100,6 +100,31 @@ def test_polls_follow_the_drivers_period() -> None:
     assert sorted(ages[20:])[10] < lag + 25 * MS
 
 
+@pytest.mark.parametrize("busy_from", [0, 8])
+def test_whoever_missed_samples_does_not_go_on_missing_them(busy_from: int) -> None:
+    """A machine that was too busy to ask for some seconds made two periods of each: from then on
+    every second sample was missed, and the other one was taken for both."""
+    sampler, lag, now = Sampler(), 100 * MS, SECOND
+    told: list[Window] = []
+    while len(told) < 120:
+        newest = (now - lag) // PERIOD_NS * PERIOD_NS
+        reading = UtilizationReading(card_pct=50)
+        if stamp(newest) > sampler.since_us:
+            # One kernel fills every second period.
+            reading = busy(newest, p7=100 if newest // PERIOD_NS % 2 else 1)
+        window = take(sampler, reading, now)
+        if window is not None:
+            told.append(window)
+        machine_is_busy = busy_from <= len(told) < busy_from + 20
+        now = now + 2 * PERIOD_NS if machine_is_busy else sampler.due_ns
+    for window in told[2:] if busy_from else told[70:]:
+        assert window.interval_ns == pytest.approx(PERIOD_NS, abs=MS), "a sample is of one period"
+    last = told[-50:]
+    for one, other in itertools.pairwise(last):
+        assert other.stamp_ns - one.stamp_ns == pytest.approx(PERIOD_NS, abs=MS)
+    assert sum(w.sm_pct[7] for w in last) / len(last) == pytest.approx(50.5)
+
+
 def test_an_idle_card_is_told_by_its_own_sample() -> None:
     sampler = Sampler()
     take(sampler, busy(SECOND, p7=99), SECOND + 100 * MS)
