@@ -24,6 +24,9 @@ void vgpu_graph_done(struct vgpu_graph_use *use, CUresult result);
 /* Lets the driver give back what it keeps of graphs that do not run. */
 bool vgpu_graphs_give_back(int entry);
 
+/* A context of the device was destroyed, and graphs' memory may have gone with it. */
+void vgpu_graphs_context_gone(int entry);
+
 void vgpu_graphs_forget(void); /* in a forked child */
 void vgpu_graph_exec_gone(CUgraphExec exec); /* before the driver destroys it */
 

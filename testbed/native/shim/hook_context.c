@@ -7,6 +7,7 @@
 
 #include "charge.h"
 #include "device.h"
+#include "graphs.h"
 #include "log.h"
 #include "lookup.h"
 #include "nvml_probe.h"
@@ -128,6 +129,7 @@ static void gone(CUcontext ctx, int entry, uint64_t bytes) {
     vgpu_correct_context(entry, bytes, 0);
     vgpu_leave();
     vgpu_pools_measure();
+    vgpu_graphs_context_gone(entry);
 }
 
 /* --- the primary context: charged once, however often it is retained ------------ */

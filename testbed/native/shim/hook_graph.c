@@ -63,6 +63,17 @@ static bool unmap(struct vgpu_item *item, void *data) {
     return false;
 }
 
+/* Executables that were launched may have lost their memory. */
+static void begin_anew(CUdevice dev) {
+    struct device *device = &devices[dev];
+    device->base = measure(dev);
+    device->mapped = 0;
+    if (vgpu_enter()) {
+        vgpu_track_each(VGPU_EXEC, unmap, &device->entry);
+        vgpu_leave();
+    }
+}
+
 static bool trim(CUdevice dev) {
     struct device *device = &devices[dev];
     uint64_t before = measure(dev);
@@ -70,12 +81,7 @@ static bool trim(CUdevice dev) {
     VGPU_CALL(cuThreadExchangeStreamCaptureMode, &mode);
     VGPU_CALL(cuDeviceGraphMemTrim, dev);
     VGPU_CALL(cuThreadExchangeStreamCaptureMode, &mode);
-    device->base = measure(dev);
-    device->mapped = 0;
-    if (vgpu_enter()) {
-        vgpu_track_each(VGPU_EXEC, unmap, &device->entry);
-        vgpu_leave();
-    }
+    begin_anew(dev);
     return device->base < before;
 }
 
@@ -172,6 +178,17 @@ void vgpu_graph_done(struct vgpu_graph_use *use, CUresult result) {
         vgpu_leave();
     }
     measure(use->device);
+    vgpu_unlock(&lock);
+}
+
+void vgpu_graphs_context_gone(int entry) {
+    if (!atomic_load_explicit(&any, memory_order_relaxed)) return;
+    vgpu_lock(&lock);
+    for (CUdevice dev = 0; dev < CARDS; dev++) {
+        if (!devices[dev].seen || devices[dev].entry != entry) continue;
+        uint64_t before = devices[dev].charged;
+        if (measure(dev) < before) begin_anew(dev);
+    }
     vgpu_unlock(&lock);
 }
 

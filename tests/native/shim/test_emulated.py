@@ -278,6 +278,16 @@ def test_a_pools_memory_that_is_freed_as_plain_is_given_back_too(emulated: Make)
         assert box.container.used() == box.on_card() == box.context
 
 
+def test_graphs_memory_goes_with_its_context(emulated: Make) -> None:
+    box = emulated(4 * GIB)
+    with box.container.start() as program:
+        program("context()")
+        assert program("memory_node(graph(), 600 * MIB)") == 0
+        assert box.container.used() == box.on_card() == box.context + 600 * MIB
+        assert program("cuda().cuDevicePrimaryCtxRelease_v2(0)") == 0
+        assert box.container.used() == box.on_card() == 0
+
+
 def test_lookups_by_version_agree(emulated: Make) -> None:
     """The emulated driver's answers lead to hooks, version by version."""
     with emulated(GIB).container.start() as program:
