@@ -252,14 +252,19 @@ def _ask(
 
 
 def limits_text(held: list[Held]) -> str:
-    """Return promise, limit and use as a table."""
-    rows = []
+    """Return promise, limit and use as a table, and who holds more than the limit in words."""
+    rows, over = [], []
     for each in held:
         promised = {uuid: (mib, pct) for uuid, mib, pct in each.promised}
         for device in each.region.devices:
             mib, pct = promised.get(device.uuid, (0, 0))
             used = device.used.total_bytes + device.unexplained_bytes
             limit = device.memory_limit_bytes
+            if limit and used > limit:
+                over.append(
+                    f"{each.container} holds {_mib(used - limit)} more of {device.uuid} than its"
+                    " limit: it gets no more until it has freed that"
+                )
             rows.append(
                 (
                     each.container,
@@ -273,7 +278,7 @@ def limits_text(held: list[Held]) -> str:
                 )
             )
     header = ("CONTAINER", "CARD", "PROMISED", "LIMIT", "USED", "PROMISED", "LIMIT", "POLICY")
-    return columns(header, rows)
+    return "\n".join([columns(header, rows), *over])
 
 
 def region_text(held: list[Held]) -> str:

@@ -20,6 +20,9 @@
 
 #define CARDS 64
 #define DEEPEST 8 /* graphs within graphs */
+/* Devices of one graph whose memory is looked at. An executable is noted once for each, its
+ * handle with the number added: handles are addresses of at least so many bytes. */
+#define MOST 8
 
 static struct vgpu_lock lock; /* held over driver calls: two growing graphs measure apart */
 static _Atomic int any;       /* this process made a memory node: before, nothing is looked at */
@@ -147,37 +150,71 @@ static bool captures(CUstream stream, bool per_thread) {
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* What an executable needs, by device; with the state entered. */
+static int items_of(uint64_t exec, struct vgpu_item items[MOST]) {
+    int count = 0;
+    struct vgpu_item *found;
+    while (count < MOST && (found = vgpu_tracked(VGPU_EXEC, exec + (uint64_t)count)) != NULL)
+        items[count++] = *found;
+    return count;
+}
+
+/* Room on every device, or on none. */
+static bool room_for(const struct vgpu_item *items, int count) {
+    for (int i = 0; i < count; i++) {
+        CUdevice dev = (CUdevice)items[i].link;
+        if (items[i].maps != 0) continue;
+        devices[dev].seen = true;
+        devices[dev].entry = items[i].entry;
+        if (room(dev, items[i].bytes, LAUNCHED)) continue;
+        for (int k = 0; k < i; k++) measure((CUdevice)items[k].link);
+        return false;
+    }
+    return true;
+}
+
 bool vgpu_graph_launching(struct vgpu_graph_use *use, CUgraphExec exec, CUstream stream,
                           bool per_thread) {
     *use = (struct vgpu_graph_use){.on = false};
     if (!atomic_load_explicit(&any, memory_order_relaxed) || !vgpu_enter()) return true;
-    struct vgpu_item *found = vgpu_tracked(VGPU_EXEC, (uint64_t)(uintptr_t)exec), item;
-    bool unmapped = found != NULL && found->maps == 0;
-    if (unmapped) item = *found;
+    struct vgpu_item items[MOST];
+    int count = items_of((uint64_t)(uintptr_t)exec, items);
+    bool unmapped = false;
+    for (int i = 0; i < count; i++) unmapped |= items[i].maps == 0;
     vgpu_leave();
     if (!unmapped || captures(stream, per_thread)) return true;
-    CUdevice dev = (CUdevice)item.link;
-    use->device = dev;
-    use->exec = item.key;
+    use->exec = (uint64_t)(uintptr_t)exec;
     vgpu_lock(&lock);
-    devices[dev].seen = true;
-    devices[dev].entry = item.entry;
-    use->on = room(dev, item.bytes, LAUNCHED);
+    use->on = room_for(items, count);
     if (!use->on) vgpu_unlock(&lock);
     return use->on;
 }
 
+static int mark_mapped(uint64_t exec, struct vgpu_item items[MOST]) {
+    if (!vgpu_enter()) return 0;
+    int count = items_of(exec, items);
+    for (int i = 0; i < count; i++) {
+        if (items[i].maps != 0) continue;
+        vgpu_tracked(VGPU_EXEC, items[i].key)->maps = 1;
+        devices[items[i].link].mapped += items[i].bytes;
+    }
+    vgpu_leave();
+    return count;
+}
+
 void vgpu_graph_done(struct vgpu_graph_use *use, CUresult result) {
     if (!use->on) return;
-    if (result == CUDA_SUCCESS && use->exec != 0 && vgpu_enter()) {
-        struct vgpu_item *item = vgpu_tracked(VGPU_EXEC, use->exec);
-        if (item != NULL) {
-            item->maps = 1;
-            devices[use->device].mapped += item->bytes;
+    if (use->exec == 0) measure(use->device);
+    else {
+        struct vgpu_item items[MOST];
+        int count = 0;
+        if (result == CUDA_SUCCESS) count = mark_mapped(use->exec, items);
+        else if (vgpu_enter()) {
+            count = items_of(use->exec, items);
+            vgpu_leave();
         }
-        vgpu_leave();
+        for (int i = 0; i < count; i++) measure((CUdevice)items[i].link);
     }
-    measure(use->device);
     vgpu_unlock(&lock);
 }
 
@@ -258,14 +295,30 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 
 /* --- executables: what their nodes need ---------------------------------------------------------- */
 
-/* Adds up the memory nodes of one device, that of the first one. */
-static void sum(CUgraph graph, CUdevice *dev, uint64_t *bytes, int depth) {
+struct needs {
+    int count;
+    struct need {
+        CUdevice dev;
+        uint64_t bytes;
+    } of[MOST];
+};
+
+static void add(struct needs *needs, CUdevice dev, uint64_t bytes) {
+    int i = 0;
+    while (i < needs->count && needs->of[i].dev != dev) i++;
+    if (!known(dev) || i == MOST || bytes >= UINT64_MAX / 4) return;
+    if (i == needs->count) needs->of[needs->count++] = (struct need){.dev = dev};
+    needs->of[i].bytes += vgpu_granules(bytes);
+}
+
+/* Adds up a graph's memory nodes. */
+static void sum(CUgraph graph, struct needs *needs, int depth) {
     size_t count = 0;
     if (depth > DEEPEST || VGPU_CALL(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS ||
         count == 0)
         return;
     size_t room = (count * sizeof(CUgraphNode) + 4095) & ~(size_t)4095;
-    CUgraphNode *nodes = vgpu_map(room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    CUgraphNode *nodes = vgpu_scratch(room);
     if (nodes == NULL) return;
     if (VGPU_CALL(cuGraphGetNodes, graph, nodes, &count) != CUDA_SUCCESS) count = 0;
     for (size_t i = 0; i < count; i++) {
@@ -275,14 +328,11 @@ static void sum(CUgraph graph, CUdevice *dev, uint64_t *bytes, int depth) {
         if (VGPU_CALL(cuGraphNodeGetType, nodes[i], &type) != CUDA_SUCCESS) continue;
         if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
             VGPU_CALL(cuGraphChildGraphNodeGetGraph, nodes[i], &child) == CUDA_SUCCESS)
-            sum(child, dev, bytes, depth + 1);
-        if (type != CU_GRAPH_NODE_TYPE_MEM_ALLOC ||
-            VGPU_CALL(cuGraphMemAllocNodeGetParams, nodes[i], &params) != CUDA_SUCCESS ||
-            params.props.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-            continue;
-        if (*dev < 0) *dev = params.props.location.id;
-        if (*dev == params.props.location.id && params.bytes < UINT64_MAX / 4)
-            *bytes += vgpu_granules(params.bytes);
+            sum(child, needs, depth + 1);
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+            VGPU_CALL(cuGraphMemAllocNodeGetParams, nodes[i], &params) == CUDA_SUCCESS &&
+            params.props.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+            add(needs, params.props.location.id, params.bytes);
     }
     vgpu_unmap(nodes, room);
 }
@@ -291,16 +341,16 @@ static CUresult instantiated(CUresult result, CUgraphExec *exec, CUgraph graph) 
     if (result != CUDA_SUCCESS || exec == NULL ||
         !atomic_load_explicit(&any, memory_order_relaxed) || !vgpu_active())
         return result;
-    CUdevice dev = -1;
-    uint64_t bytes = 0;
-    sum(graph, &dev, &bytes, 0);
-    if (bytes == 0 || !known(dev)) return result;
-    int entry = vgpu_device_entry(dev);
-    if (entry != VGPU_NO_DEVICE && vgpu_enter()) {
-        vgpu_track(VGPU_EXEC, (struct vgpu_item){.key = (uint64_t)(uintptr_t)*exec,
+    struct needs needs = {.count = 0};
+    sum(graph, &needs, 0);
+    uint64_t key = (uint64_t)(uintptr_t)*exec;
+    for (int i = 0; i < needs.count; i++) {
+        int entry = vgpu_device_entry(needs.of[i].dev);
+        if (entry == VGPU_NO_DEVICE || !vgpu_enter()) continue;
+        vgpu_track(VGPU_EXEC, (struct vgpu_item){.key = key++,
                                                  .entry = entry,
-                                                 .link = (uint64_t)dev,
-                                                 .bytes = bytes});
+                                                 .link = (uint64_t)needs.of[i].dev,
+                                                 .bytes = needs.of[i].bytes});
         vgpu_leave();
     }
     return result;
@@ -311,7 +361,8 @@ void vgpu_graph_exec_gone(CUgraphExec exec) {
     vgpu_lock(&lock);
     struct vgpu_item item;
     if (vgpu_enter()) {
-        if (vgpu_untrack(VGPU_EXEC, (uint64_t)(uintptr_t)exec, &item) && item.maps != 0) {
+        for (uint64_t key = (uint64_t)(uintptr_t)exec; vgpu_untrack(VGPU_EXEC, key, &item); key++) {
+            if (item.maps == 0) continue;
             uint64_t *mapped = &devices[item.link].mapped;
             *mapped = *mapped > item.bytes ? *mapped - item.bytes : 0;
         }

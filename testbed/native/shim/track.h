@@ -15,7 +15,7 @@ enum vgpu_kind {
     VGPU_PHYSICAL, /* key: a serial number of ours; handles and mappings point to it */
     VGPU_HANDLE,
     VGPU_MAPPING,
-    VGPU_EXEC, /* executable graphs with memory nodes */
+    VGPU_EXEC, /* executable graphs with memory nodes; key: the handle, plus a number by device */
     VGPU_KINDS
 };
 

@@ -503,9 +503,9 @@ def captured() -> int:
     return out.value or 0
 
 
-def memory_node(graph: int, size: int, call: str = "cuGraphAddMemAllocNode") -> int:
+def memory_node(graph: int, size: int, call: str = "cuGraphAddMemAllocNode", dev: int = 0) -> int:
     node = c_void_p()
-    inner = AllocNode(pool=PoolProps(type=1, location=Location(1, 0)), bytes=size)
+    inner = AllocNode(pool=PoolProps(type=1, location=Location(1, dev)), bytes=size)
     if call == "cuGraphAddMemAllocNode":
         return cuda().cuGraphAddMemAllocNode(
             byref(node), c_void_p(graph), None, c_size_t(0), byref(inner)

@@ -710,6 +710,31 @@ def test_a_graphs_memory_counts_from_its_first_launch(gibibyte: Container, call:
         assert program("fake_peak()") <= GIB
 
 
+def test_a_graphs_memory_on_two_devices(container: Make) -> None:
+    """Each has its own limit: a launch that does not fit one of them takes of neither."""
+    box = container(GIB, GIB)
+    with box.start() as program:
+        program("context()")
+        program("g = graph()")
+        for dev in (0, 1, 0, 1):
+            assert program(f"memory_node(g, 300 * MIB, dev={dev})") == 0
+        program("a, b = instantiate(g), instantiate(g)")
+        assert program("launch(a)") == 0
+        assert [box.used(dev) for dev in (0, 1)] == [CONTEXT + 600 * MIB, 600 * MIB]
+        assert [program(f"fake_used({dev})") for dev in (0, 1)] == [CONTEXT + 600 * MIB, 600 * MIB]
+        assert program("cuda().cuDeviceGraphMemTrim(0)") == 0
+        assert program("cuda().cuDeviceGraphMemTrim(1)") == 0
+        assert [box.used(dev) for dev in (0, 1)] == [CONTEXT, 0]
+        # Something on the second one, which its first has nothing of.
+        other = "cuda().cuMemCreate(byref(c_uint64()), c_size_t({}), byref(prop), c_uint64(0))"
+        program("prop = AllocationProp(type=1, location=Location(1, 1))")
+        assert program(other.format("600 * MIB")) == 0
+        launches = program("fake_calls('cuGraphLaunch')")
+        assert program("launch(b)") == OUT_OF_MEMORY
+        assert program("fake_calls('cuGraphLaunch')") == launches
+        assert [box.used(dev) for dev in (0, 1)] == [CONTEXT, 600 * MIB]
+
+
 def test_graphs_make_room_for_each_other(gibibyte: Container) -> None:
     with gibibyte.start() as program:
         program("context()")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from testbed.errors import ClusterError, InputError
@@ -91,6 +92,18 @@ def test_a_change_reaches_the_region_and_comes_back(region: Path, tmp_path: Path
     table = lab.limits_text(lab.show(kube, "p"))
     assert "GPU-b" in table and "3,000 MiB" in table and "force" in table
     assert "no process uses the library" in lab.region_text(lab.show(kube, "p"))
+
+
+def test_a_limit_below_what_is_held_says_so(region: Path, tmp_path: Path) -> None:
+    kube: Any = Kube(tmp_path)
+    (held,) = lab.set_limits(kube, "p", lab.Wanted(gpumem_mib=1000))
+    first, second = held.region.devices
+    full = msgspec.structs.replace(first, unexplained_bytes=1200 * MIB)
+    answer = msgspec.structs.replace(held.region, devices=(full, second))
+    text = lab.limits_text([msgspec.structs.replace(held, region=answer)])
+    assert "1,200 MiB (over)" in text
+    assert "main holds 200 MiB more of GPU-a than its limit" in text and "GPU-b than" not in text
+    assert "more of" not in lab.limits_text([held])
 
 
 @pytest.mark.parametrize(

@@ -609,7 +609,7 @@ struct graph {
     } node[16];
 };
 struct exec {
-    uint64_t bytes;
+    uint64_t bytes[FAKE_CARDS];
     int mapped, live;
 };
 static struct graph graphs[64], captured;
@@ -676,15 +676,18 @@ EXPORT int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, unsig
     (void)f; ENTER;
     struct exec *exec = &execs[exec_count++ % 64];
     *exec = (struct exec){.live = 1};
-    for (int i = 0; i < g->nodes; i++) exec->bytes += up(g->node[i].params.bytes);
+    for (int i = 0; i < g->nodes; i++) 
+        exec->bytes[g->node[i].params.pool[3]] += up(g->node[i].params.bytes);
     *out = exec;
     return 0;
 }
 static int graph_run(struct exec *exec) {
     if (exec->mapped || getenv("FAKE_EAGER") != NULL) return 0;
-    int code = grow(card_of(current->dev), (int64_t)exec->bytes);
-    if (code != 0) return code;
-    graph_reserved[current->dev] += exec->bytes;
+    for (int dev = 0; dev < FAKE_CARDS; dev++) {
+        int code = exec->bytes[dev] == 0 ? 0 : grow(card_of(dev), (int64_t)exec->bytes[dev]);
+        if (code != 0) return code;
+        graph_reserved[dev] += exec->bytes[dev];
+    }
     exec->mapped = 1;
     return 0;
 }
