@@ -62,7 +62,7 @@ class Waiting:
     """Remembers refusals, and tells when room was made."""
 
     def __init__(self) -> None:
-        self._fresh: dict[str, tuple[PodKey, float]] = {}
+        self._fresh: dict[str, tuple[PodKey, float]] = {}  # refused last comes last
         self._kept: dict[str, Refusal] = {}
         self._to_look_at: deque[str] = deque()
         self._listen: Callable[[], None] | None = None
@@ -101,8 +101,8 @@ class Waiting:
             counts: How many nodes gave each reason.
             nodes: Which ones the scheduler offered.
         """
-        if len(self._fresh) >= 4 * MOST:
-            self._prune(now)
+        self._prune(now)
+        self._fresh.pop(pod.uid, None)
         self._fresh[pod.uid] = (pod, now)
         if request is None:
             return
@@ -164,6 +164,8 @@ class Waiting:
         return bool(self._to_look_at)
 
     def _prune(self, now: float) -> None:
-        self._fresh = {
-            uid: entry for uid, entry in self._fresh.items() if now - entry[1] <= WINDOW_S
-        }
+        while self._fresh:
+            uid, (_, since) = next(iter(self._fresh.items()))
+            if now - since <= WINDOW_S:
+                return
+            del self._fresh[uid]

@@ -13,6 +13,7 @@ from testbed.stack.model import MODE_HAMI_CORE, Card
 from testbed.stack.placement.arrays import Floats, Numbers, Rows
 from testbed.stack.placement.grids import Grids
 from testbed.stack.placement.offer import Index
+from testbed.stack.placement.roll import Roll
 
 #: Arrays that are remembered of what cards are; each is as large as a grid.
 _REMEMBERED = 32
@@ -45,6 +46,7 @@ class Nodes(Grids):
         self._links: dict[int, dict[str, Mapping[str, int]]] = {}
         self._remembered: dict[Hashable, NDArray[Any]] = {}
         self._index: Index | None = None
+        self._roll: Roll | None = None
         #: Nodes with the same totals and number of cards are of one kind.
         self._kinds: dict[tuple[int, int, int, int], int] = {}
         self._kind_parts: tuple[Floats, Numbers] = (np.zeros((3, 0)), np.zeros(0, np.int64))
@@ -93,7 +95,7 @@ class Nodes(Grids):
         self._clear_row(row)
         self._renew()
         self._cordoned.pop(name, None)
-        self._index = None
+        self._index = self._roll = None
         self._names[row], self._quoted[row] = "", b""
         self._free_rows.append(row)
 
@@ -147,6 +149,12 @@ class Nodes(Grids):
         if self._index is None:
             self._index = Index(self._quoted)
         return self._index
+
+    def roll(self) -> Roll:
+        """Return what tells whether a list is that of all nodes."""
+        if self._roll is None:
+            self._roll = Roll([name.encode() for name in self._row])
+        return self._roll
 
     def cards_of(self, name: str) -> tuple[Card, ...]:
         """Return the node's cards in the order of their index."""
@@ -244,7 +252,7 @@ class Nodes(Grids):
             self._names.append("")
             self._quoted.append(b"")
             self._cards.append(())
-        self._index = None
+        self._index = self._roll = None
         self._names[row] = name
         self._quoted[row] = b'"' + name.encode() + b'"'
         self._row[name] = row

@@ -125,6 +125,12 @@ class Offer(Sequence[str]):
         found = ledger.index().rows(self.raw, *spans)
         return ledger.rows_of(self.names) if found is None else found
 
+    def is_all(self, ledger: Ledger) -> bool:
+        """Tell whether all nodes of the ledger are offered, each once, and no others; False
+        also where that is not known without a look at each."""
+        spans = self._plain_spans() if self._names is None else None
+        return spans is not None and ledger.roll().called(self._raw, self._start, *spans)
+
     def offered(self, ledger: Ledger) -> Mask:
         """Return, for every row, whether its node is offered.
 
@@ -140,6 +146,8 @@ class Offer(Sequence[str]):
         """Return where each name begins and ends in ``raw``; None where the list is not
         written as kube-scheduler does, without any space or escape."""
         if self._spans is None:
+            self._spans = self._even_spans()
+        if self._spans is None:
             text = np.frombuffer(self._raw, np.uint8, self._end - self._start, self._start)
             quotes = np.flatnonzero(text == _QUOTE)
             if len(quotes) < 2 or len(quotes) % 2 or quotes[0] != 1 or quotes[-1] != len(text) - 2:
@@ -152,6 +160,26 @@ class Offer(Sequence[str]):
                 return None
             self._spans = (begins, ends)
         return self._spans
+
+    def _even_spans(self) -> tuple[Rows, Rows] | None:
+        """Return what ``_plain_spans`` does where all names are of one length; None where they
+        are not."""
+        raw, first = self._raw, self._start + 1
+        size = raw.find(b'"', first + 1, self._end) - first - 1
+        if size <= 0:
+            return None
+        count, rest = divmod(self._end - first, size + 3)
+        if rest or count < _FEW:
+            return None
+        cells = np.ndarray((count, size + 3), np.uint8, raw, first)
+        if (cells[:, 0] != _QUOTE).any() or (cells[:, size + 1] != _QUOTE).any():
+            return None
+        if (cells[:-1, size + 2] != _COMMA).any() or raw.find(b"\\", first, self._end) >= 0:
+            return None
+        if np.count_nonzero(cells == _QUOTE) != 2 * count:
+            return None
+        begins: Rows = np.arange(2, 2 + count * (size + 3), size + 3)
+        return begins, begins + size
 
 
 class Index:

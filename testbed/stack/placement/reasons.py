@@ -153,6 +153,8 @@ def explain(
     about all are looked at, in the order of the ledger: to gather some takes longer.
     """
     offer = names if isinstance(names, Offer) else Offer.of(names)
+    if offer.is_all(ledger):
+        return _refusals(ledger, pod, room).whole(ledger)
     found = offer.rows(ledger)
     if 2 * len(found) > ledger.size:
         refusals = _refusals(ledger, pod, room)

@@ -148,3 +148,57 @@ def test_a_name_that_is_part_of_another_is_not_found():
     offer = offer_of([f"node-{i:04d}-x" for i in range(200)])
     assert not offer.holds(quoted("node-0007"))
     assert not offer.holds(quoted("ode-0007-x"))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"node-{i:05d}.example" for i in range(300)],  # all of one length
+        [f"ip-10-{i % 3}-{i}.eu.example" for i in range(300)],  # of several lengths
+        [f"n{i:07d}" for i in range(300)],  # of one word
+        [f"{'x' * (10 + i % 7)}{i:06d}" for i in range(300)],  # of two or three
+        [f"node-{i}" for i in range(900, 1200)],
+    ],
+)
+def test_the_list_of_all_nodes_is_known_in_any_order_and_no_other_is(names):
+    rng, ledger = random.Random(2), ledger_of(names)
+    stranger = names[7][:-1] + "z"
+    parted = names.copy()  # the same words, of other names
+    parted[0], parted[1] = names[0][:8] + names[1][8:], names[1][:8] + names[0][8:]
+    for _ in range(3):
+        rng.shuffle(names)
+        assert offer_of(names).is_all(ledger)
+        assert not offer_of(names[1:]).is_all(ledger)
+        assert not offer_of([*names[1:], names[1]]).is_all(ledger)
+        assert not offer_of([*names, names[1]]).is_all(ledger)
+        assert not offer_of([*names[1:], stranger]).is_all(ledger)
+        if sorted(parted) != sorted(names):
+            assert not offer_of(parted).is_all(ledger)
+    ledger.remove_node(names[0])
+    assert not offer_of(names).is_all(ledger)
+    assert offer_of(names[1:]).is_all(ledger)
+    ledger.set_node(stranger, [Card(uuid="GPU-s", index=0, mem_mib=1000, model="x")])
+    assert offer_of([stranger, *names[1:]]).is_all(ledger)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b" * 60], [f"n{i}" for i in range(200)], []])
+def test_of_a_list_whose_names_cannot_be_read_as_words_nothing_is_said(names):
+    assert not offer_of(names).is_all(ledger_of(names))
+
+
+def test_of_a_list_that_is_written_otherwise_nothing_is_said():
+    names = [f"node-{i:05d}" for i in range(100)]
+    ledger = ledger_of(names)
+    assert Offer(json.dumps(names, separators=(",", ":")).encode()).is_all(ledger)
+    assert not Offer(json.dumps(names).encode()).is_all(ledger)
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 30])
+def test_names_of_one_length_are_found_where_they_stand(length):
+    names = [f"{i:0{length}d}"[-length:] for i in range(70)]
+    offer = Offer(b"before" + offer_of(names).raw + b"after", 6, 6 + 70 * (length + 3) + 1)
+    begins, ends = offer._even_spans()
+    assert [offer.raw[b:e].decode() for b, e in zip(begins, ends, strict=True)] == names
+    for wrong in ("x" * length + "y", "x" * (length - 1), 'x"' * (length // 2 or 1)):
+        text = json.dumps([*names[:40], "#", *names[41:]], separators=(",", ":"))
+        assert Offer(text.replace("#", wrong).encode())._even_spans() is None
