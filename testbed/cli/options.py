@@ -23,7 +23,7 @@ PROVIDERS = ("process", "kind", "auto")
 
 def known_names() -> list[str]:
     """Return the testbeds that there are."""
-    from testbed.lab.cluster.process.layout import known_names as found
+    from testbed.lab.cluster.state import known_names as found
 
     return found()
 

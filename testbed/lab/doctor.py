@@ -14,7 +14,8 @@ from pathlib import Path
 
 from testbed.errors import InputError, MissingTool, TestbedError
 from testbed.lab import binaries, cache
-from testbed.lab.cluster.process import identity, layout
+from testbed.lab.cluster.process import identity
+from testbed.lab.cluster.state import state_home
 from testbed.lab.images import pytorch
 from testbed.native import artifacts
 
@@ -264,7 +265,7 @@ def _disk() -> Finding:
 
 def _state() -> Finding:
     """Where a testbed's state lies: logs, etcd, what containers write."""
-    folder = layout.state_home()
+    folder = state_home()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / (1 << 30)

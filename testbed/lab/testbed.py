@@ -19,9 +19,9 @@ from testbed.card.spec import cards_text, parse_nodes
 from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab import binaries, bundle, images
 from testbed.lab.cluster import provider as cluster_provider
-from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.process.parts import Parts as ProcessParts
 from testbed.lab.cluster.protocol import Cluster, ClusterSpec, ClusterStatus, Progress
+from testbed.lab.cluster.state import state_home
 from testbed.lab.deploy import StackImages, StackValues, deploy, render
 from testbed.lab.deploy.chosen import Chosen, kept
 from testbed.lab.deploy.rotation import certificates_end
@@ -110,7 +110,7 @@ class Testbed:
         Raises:
             ClusterError: another one does not end in time.
         """
-        path = layout.state_home() / f".{self.name}.use"
+        path = state_home() / f".{self.name}.use"
         what = f"testbed {self.name!r}"
         with contextlib.ExitStack() as stack:
             with contextlib.ExitStack() as waiting:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from testbed.lab import binaries, images
-from testbed.lab.cluster.process import layout
+from testbed.lab.cluster.state import state_home
 from testbed.lab.progress import ConsoleProgress
 from testbed.lab.wait import wait_until
 
@@ -176,7 +176,7 @@ def test_results_without_room_are_no_verdict(testbed, owner, disk, tmp_path, kib
         *("run", "co_location/small", "--runs", str(runs), "-o", "json"),
         timeout_s=END_S,
         name=testbed.name,
-        XDG_STATE_HOME=str(layout.state_home().parent),
+        XDG_STATE_HOME=str(state_home().parent),
     )
     assert run.code == 2 and "Traceback" not in run.err, run.err
     document = json.loads(run.out)
@@ -305,7 +305,7 @@ def test_a_bundle_holds_the_evidence_and_no_secret(testbed, namespace, tmp_path)
         done = owner.do(
             *("bundle", "--out", str(out)),
             name=testbed.name,
-            XDG_STATE_HOME=str(layout.state_home().parent),
+            XDG_STATE_HOME=str(state_home().parent),
         )
     assert done.code == 0 and done.out.strip() == str(out), done.err
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.lab.cluster.process import layout
+from testbed.lab.cluster.state import state_home
 from testbed.lab.deploy import enforcement
 from testbed.lab.progress import QuietProgress
 from testbed.lab.testbed import Testbed
@@ -89,7 +89,7 @@ def wait_nothing_left(name):
     wait_until("the testbed is gone", lambda: state(name), ready="absent".__eq__, timeout_s=180)
     wait_until(
         "nothing of it is left",
-        lambda: list(layout.state_home().glob(f".{name}*")),
+        lambda: list(state_home().glob(f".{name}*")),
         ready=lambda left: not left,
         timeout_s=120,
     )

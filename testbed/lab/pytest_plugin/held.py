@@ -18,9 +18,8 @@ import msgspec
 from testbed.errors import ClusterError, InputError, MissingTool, TestbedError
 from testbed.lab.bundle import default_place
 from testbed.lab.cluster import lock, resolve
-from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.protocol import ClusterSpec, Progress
-from testbed.lab.cluster.state import check_name
+from testbed.lab.cluster.state import check_name, state_home
 from testbed.lab.pytest_plugin import keeper
 from testbed.lab.pytest_plugin.settings import Settings, lacks
 from testbed.lab.testbed import Testbed
@@ -153,7 +152,7 @@ def runs(name: str, settings: Settings) -> bool:
 
 def names(settings: Settings) -> tuple[str, ...]:
     """Return the testbeds that this session holds."""
-    home = layout.state_home()
+    home = state_home()
     files = sorted(home.glob(".*.pytest")) if home.is_dir() else []
     found = [path.name[1:].removesuffix(".pytest") for path in files]
     return tuple(
@@ -201,7 +200,7 @@ def _told_before(state: _State) -> ClusterError:
 
 @contextlib.contextmanager
 def _locked(name: str) -> Iterator[None]:
-    path = layout.state_home() / f".{name}.pytest-lock"
+    path = state_home() / f".{name}.pytest-lock"
     try:
         with lock.locked(path, f"testbed {name!r}", deadline_s=_BRING_UP_S):
             yield

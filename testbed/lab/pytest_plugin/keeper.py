@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.errors import ClusterError, TestbedError
-from testbed.lab.cluster.process import layout
+from testbed.lab.cluster.state import state_home
 from testbed.lab.progress import QuietProgress
 from testbed.lab.reaper import wait_for_end
 from testbed.lab.testbed import USE_SECONDS, Testbed
@@ -146,7 +146,7 @@ def main() -> int:
 
 def state_file(name: str) -> Path:
     """Return where a session's processes tell each other of a testbed."""
-    return layout.state_home() / f".{name}.pytest"
+    return state_home() / f".{name}.pytest"
 
 
 def _let_go(number: int, frame: object) -> None:

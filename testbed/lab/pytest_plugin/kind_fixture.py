@@ -27,8 +27,8 @@ from testbed.lab.cluster.kind import layout as kind_layout
 from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.parts import NodeImage, Parts
 from testbed.lab.cluster.kind.record import Record
-from testbed.lab.cluster.process import layout
 from testbed.lab.cluster.protocol import Cluster, Progress
+from testbed.lab.cluster.state import state_home
 from testbed.lab.pytest_plugin.settings import KIND_OPTIONS
 from testbed.lab.testbed import Testbed
 
@@ -141,7 +141,7 @@ class _GivenImage(Parts):
 
 
 def _record(name: str) -> Record | None:
-    return Record.read(kind_layout.Folders(layout.state_home() / name).record)
+    return Record.read(kind_layout.Folders(state_home() / name).record)
 
 
 def _give_paths(config: pytest.Config, progress: Progress, *, prefer_ours: bool) -> None:

@@ -3,19 +3,19 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import InputError
-from testbed.lab.cluster import provider
+from testbed.lab.cluster import provider, state
 from testbed.lab.cluster.process import ProcessCluster, layout
 
 
 @pytest.mark.parametrize("name", ["vgpu", "a", "t-1", "0", "x" * 30])
 def test_names_that_can_be(name):
-    assert layout.check_name(name) == name
+    assert state.check_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a b", "a/b", "..", "ü", "x" * 31, "a\n"])
 def test_names_that_cannot_be(name):
     with pytest.raises(InputError):
-        layout.check_name(name)
+        state.check_name(name)
 
 
 def test_nodes_have_names_and_addresses_of_their_own():
@@ -56,9 +56,9 @@ def test_what_is_the_administrator_s_is_not_seen_inside(tmp_path):
 def test_state_home(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    assert layout.state_home() == Path("/home/somebody/.local/state/vgpu-testbed")
+    assert state.state_home() == Path("/home/somebody/.local/state/vgpu-testbed")
     monkeypatch.setenv("XDG_STATE_HOME", "/elsewhere")
-    assert layout.state_home() == Path("/elsewhere/vgpu-testbed")
+    assert state.state_home() == Path("/elsewhere/vgpu-testbed")
 
 
 def test_provider():

@@ -19,7 +19,7 @@ from testbed.lab.cluster.kind.engine import Engine
 from testbed.lab.cluster.kind.gpu import GpuPlan
 from testbed.lab.cluster.kind.gpu_scripts import NodeScript
 from testbed.lab.cluster.kind.layout import Mount
-from testbed.lab.cluster.process.layout import state_home
+from testbed.lab.cluster.state import state_home
 from testbed.lab.images import node as node_images
 from testbed.lab.images.model import Image
 from testbed.stack import names

@@ -13,10 +13,6 @@ from typing import ClassVar
 
 from testbed.errors import InputError
 from testbed.lab.cluster.state import StateFolder
-from testbed.lab.cluster.state import absent as absent
-from testbed.lab.cluster.state import check_name as check_name
-from testbed.lab.cluster.state import known_names as known_names
-from testbed.lab.cluster.state import state_home as state_home
 
 ROOT = "/mnt"
 STATE = f"{ROOT}/state"
