@@ -1,8 +1,7 @@
 """Rows of ``testbed bench shim``: which are run, how far from its limit each may be. Pure.
 
-The bounds are those that `throttle.md` part 8 found to be within reach of any controller
-that sees device time by kernels: a kernel that has begun cannot be taken back, so a window
-is allowed the length of one more.
+The bounds are within reach of any controller that sees device time by kernels: a kernel that
+has begun cannot be taken back, so a window is allowed the length of one more.
 """
 
 from __future__ import annotations
