@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from shim_harness import GIB, MIB, Container, Program
 
+from testbed.native.region import set_memory
 from testbed.native.region_watch import Feedback, RegionWatch
 
 Make = Callable[..., Container]
@@ -16,6 +17,39 @@ STRANGER = 1000001
 INSUFFICIENT_SIZE = 7
 #: Percent of time that the driver double calls the card busy.
 CARD = 90
+
+#: All that tells a program how large its card is and what is used of it: (total, used), or one.
+STORY = (
+    "[(info()[2], info()[2] - info()[1]), (total(), None), old(),"
+    " tuple(nvml_memory()[::2]), (nvml_memory_v2()[0], nvml_memory_v2()[3]),"
+    " (None, sum(held for _, held in processes()[2])),"
+    " (None, sum(held for _, held in details()[2]))]"
+)
+OLD = """
+def old():
+    size, (free, whole) = c_uint(), (c_uint(), c_uint())
+    assert cuda().cuDeviceTotalMem(byref(size), 0) == 0
+    assert cuda().cuMemGetInfo(byref(free), byref(whole)) == 0
+    assert size.value == whole.value
+    return whole.value, whole.value - free.value
+"""
+FORKED = """
+def told_by_a_child(work):
+    import os
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            exec(work, globals())
+            os.write(writer, repr({story}).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    told = os.read(reader, 65536)
+    os.close(reader)
+    os.waitpid(child, 0)
+    return eval(told)
+"""
 
 
 def test_who_draws_is_the_containers_own(container: Make) -> None:
@@ -31,6 +65,35 @@ def test_who_draws_is_the_containers_own(container: Make) -> None:
 def test_control_of_who_draws(container: Make) -> None:
     with container(GIB).without_library().start() as program:
         assert program("graphics()") == [0, 1, [[STRANGER, 5 * MIB]]]
+
+
+@pytest.mark.parametrize("nvml", ["own", "foreign"])
+def test_one_story(container: Make, nvml: str) -> None:
+    """Whoever is asked, and whoever asks: two processes, a child of fork, under changed limits."""
+    box = container(GIB, FAKE_NVML=nvml)
+    assert box.region is not None
+
+    def agree(told: list[list[int | None]], whole: int) -> None:
+        totals = {total for total, _ in told} - {None}
+        used = {used for _, used in told} - {None}
+        assert (totals, used) == ({whole}, {box.used()}), told
+
+    with box.start() as first, box.start() as second:
+        for program in (first, second):
+            program(OLD)
+            program("context(); alloc(100 * MIB)")
+        for whole in (GIB, GIB // 2, 2 * GIB):
+            set_memory(box.region, {0: whole})
+            agree(first(STORY), whole)
+            agree(second(STORY), whole)
+        if nvml == "own":
+            return  # the double takes a child's memory for its parent's and its own
+        first(FORKED.format(story=STORY))
+        (own,) = {used for _, used in first(STORY)} - {None}
+        grown = first("told_by_a_child('alloc(50 * MIB)')")
+        assert {used for _, used in grown} - {None} == {own + 50 * MIB}
+        assert {total for total, _ in grown} - {None} == {2 * GIB}
+        agree(first(STORY), 2 * GIB)  # the child's went with it
 
 
 @pytest.mark.parametrize("nvml", ["own", "foreign"])
