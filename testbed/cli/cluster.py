@@ -61,8 +61,8 @@ def up(
 ) -> None:
     """Bring up a cluster with emulated cards and deploy the sharing stack.
 
-    On a testbed that is there what is not said stays as it is: cards, nodes, port, the
-    stack's values. One that is broken comes back with its cards, nodes and port.
+    On a testbed that is there what is not said stays as it is: cards, nodes,
+    port, the stack's values. A broken one comes back with cards, nodes, port.
     """
     chosen = format_of(output, as_json)
     if dry_run:
@@ -165,8 +165,8 @@ def status(
 ) -> None:
     """Show a testbed: nodes, cards, address, what is wrong.
 
-    The exit status is 0 if it is up, 2 if it is broken or not there; with --all 2 if one of
-    them is broken.
+    The exit status is 0 if it is up, 2 if it is broken or not there; with
+    --all 2 if one of them is broken.
     """
     chosen = format_of(output, as_json)
     if every:
