@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from testbed.errors import InputError, TestbedError
 from testbed.lab import command
@@ -38,14 +39,15 @@ LAUNCH_UNLIMITED_NS, LAUNCH_LIMITED_NS, MEMORY_NS = 60.0, 200.0, 1000.0
 #: Of a longer kernel's time, percent.
 LONG_LAUNCH_PCT = 2.0
 
-_ROUNDS = 7
+#: Short rounds, so that what the machine does meanwhile meets both ways of a round alike.
+_ROUNDS = 21
 _DEADLINE_S = 120.0
 #: (batches, launches a batch, kernel ns, pause us) of short and of long kernels: a quarter
 #: of the card's time, where the limit is half of it; a batch fits a stream's queue.
-_SHORT = (30, 400, 5_000, 6_000)
+_SHORT = (16, 400, 5_000, 6_000)
 _LONG = (12, 20, 200_000, 12_000)
 _HALF = 50
-_MEMORY = (30, 64, 2 * MIB)
+_MEMORY = (16, 64, 2 * MIB)
 #: Batches in which kernels are learned, not counted.
 _WARM = 6
 
@@ -68,7 +70,7 @@ class Added:
     Attributes:
         bare_ns: The call without it.
         added_ns: Median of the rounds' differences.
-        low_ns, high_ns: The least and the greatest of them.
+        low_ns, high_ns: Their quartiles: half of the rounds lie between them.
         bound_ns: What it may be.
     """
 
@@ -289,7 +291,10 @@ def _step(place: Ground, progress: Progress, before_pct: int, after_pct: int) ->
 
 # --- the cost of calls -----------------------------------------------------------------
 def _calls(place: Ground, progress: Progress) -> dict[str, Added]:
-    """Measure calls in rounds, bare and not in turns: what the machine does meets all."""
+    """Measure calls in rounds, bare and not in turns: what the machine does meets all.
+
+    Which of the two is first changes from round to round.
+    """
     ways = {
         "unlimited": (0, ("launch", *_SHORT), LAUNCH_UNLIMITED_NS),
         "limited": (_HALF, ("launch", *_SHORT), LAUNCH_LIMITED_NS),
@@ -300,10 +305,10 @@ def _calls(place: Ground, progress: Progress) -> dict[str, Added]:
     with progress.step(f"launches and allocations, {_ROUNDS} rounds") as step:
         for number in range(_ROUNDS):
             for name, (limit, arguments, _) in ways.items():
-                for found, given in ((bare, None), (with_it, limit)):
+                for found, given in turned(((bare, None), (with_it, limit)), number):
                     took = [line[0] for line in _told(place, given, arguments)]
                     found.setdefault(name, []).append(statistics.median(took[_WARM:]))
-            for found, mem_mib in ((bare, None), (with_it, 4096)):
+            for found, mem_mib in turned(((bare, None), (with_it, 4096)), number):
                 limit_pct = None if mem_mib is None else 0
                 for what, suffix in (("memory", ""), ("ordered", "_async")):
                     lines = _told(place, limit_pct, (what, *_MEMORY), mem_mib or 0)[_WARM:]
@@ -317,13 +322,22 @@ def _calls(place: Ground, progress: Progress) -> dict[str, Added]:
     return {name: _added(bare[name], with_it[name], allowed.get(name, MEMORY_NS)) for name in bare}
 
 
+_Way = TypeVar("_Way")
+
+
+def turned(ways: tuple[_Way, _Way], number: int) -> tuple[_Way, _Way]:
+    """Return two ways in the order of a round."""
+    return (ways[1], ways[0]) if number % 2 else ways
+
+
 def _added(bare: Sequence[float], with_it: Sequence[float], bound_ns: float) -> Added:
     more = [b - a for a, b in zip(bare, with_it, strict=True)]
+    low, _, high = statistics.quantiles(more, n=4, method="inclusive")
     return Added(
         bare_ns=round(statistics.median(bare), 1),
         added_ns=round(statistics.median(more), 1),
-        low_ns=round(min(more), 1),
-        high_ns=round(max(more), 1),
+        low_ns=round(low, 1),
+        high_ns=round(high, 1),
         bound_ns=bound_ns,
     )
 

@@ -168,6 +168,16 @@ def added(ns: float, bound: float) -> shim.Added:
     return shim.Added(bare_ns=100, added_ns=ns, low_ns=ns - 5, high_ns=ns + 5, bound_ns=bound)
 
 
+def test_what_a_call_costs_more() -> None:
+    bare = [100.0, 200.0, 100.0, 100.0, 100.0]
+    found = shim._added(bare, [160.0, 270.0, 150.0, 900.0, 155.0], 60.0)  # one was disturbed
+    assert (found.added_ns, found.low_ns, found.high_ns) == (60, 55, 70)
+
+
+def test_the_order_of_a_round() -> None:
+    assert [shim.turned(("bare", "with"), n)[0] for n in range(4)] == ["bare", "with"] * 2
+
+
 def race(passed: int, refused: int = 1000) -> shim.Race:
     return shim.Race(
         rounds=1000, processes=8, passed_cap=passed, most_mib=3880, cap_mib=3880, refused=refused
