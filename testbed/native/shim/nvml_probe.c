@@ -77,6 +77,7 @@ static struct watched {
     nvmlDevice_t device;
     unsigned long long seen_us;
     int64_t retry, other_at; /* other_at: when NVML last showed another process */
+    int64_t period;          /* between two samples */
     int splits;              /* samples that showed us and another at one time */
 } watched[VGPU_MAX_DEVICES];
 
@@ -165,6 +166,7 @@ bool vgpu_nvml_usage(int entry, const char *uuid, bool (*ours)(unsigned int pid,
     if (before == 0 || !w->known || !monotonic(before, now, &usage->from) ||
         !monotonic(newest, now, &usage->until) || usage->until > now)
         return false;
+    usage->from = usage->until - vgpu_nvml_interval(usage->until - usage->from, &w->period);
     beside |= w->other_at != 0 && now - w->other_at < 2 * VGPU_SEC;
     if (beside && w->splits < SPLITS) return false;
     usage->own = summed.own < 1 ? summed.own : 1;
