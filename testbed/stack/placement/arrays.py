@@ -18,6 +18,10 @@ _SLOT_BITS = 16
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2**64 by the golden ratio: Knuth's, for hashes
 
 
+#: So few NUMA nodes are asked for one by one.
+_FEW_NODES = 16
+
+
 def count_true(cards: Mask) -> Numbers:
     """Return how many cards of each row are true."""
     words = np.bitwise_count(np.ascontiguousarray(cards).view(np.uint64))
@@ -72,5 +76,9 @@ def _few_kinds(column: NDArray[Any]) -> tuple[Numbers, Numbers] | None:
 
 def numa_nodes(numa: Numbers, cards: Mask) -> list[int]:
     """Return the NUMA nodes of some cards, ascending."""
+    if cards.size >= _FEW:
+        least, most = int(numa.min()), int(numa.max())
+        if most - least < _FEW_NODES:
+            return [n for n in range(least, most + 1) if (cards & (numa == n)).any()]
     found = numa[cards]
     return sorted(set(found.tolist())) if len(found) < 256 else found[distinct(found)[0]].tolist()

@@ -13,7 +13,7 @@ import numpy as np
 
 from testbed.stack.model import PodShares
 from testbed.stack.placement.arrays import Mask
-from testbed.stack.placement.fit import place, shares_of
+from testbed.stack.placement.fit import felt, place, shares_of
 from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.offer import Offer as Offer
 from testbed.stack.placement.outlook import Outlook, outlook
@@ -56,6 +56,7 @@ def decide(
     """
     if ledger.size == 0:
         return None
+    room = felt(ledger, pod, room)
     view = outlook(ledger, pod)
     key = view.key
     row = int(key.argmax())

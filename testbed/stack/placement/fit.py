@@ -293,6 +293,31 @@ def policy_of(text: str) -> CardPolicy:
     return card_policy(text)
 
 
+def felt(ledger: Ledger, pod: PodRequest, room: Amount) -> Amount:
+    """Return a quota's room as a pod feels it: none where all its containers together, each
+    on the largest cards, stay within."""
+    if room.unbounded:
+        return UNBOUNDED
+    largest = int(ledger.remembered("largest", lambda: _largest(ledger))[0])
+    mem = core = 0
+    for request in pod.containers:
+        need = request.mem_mib
+        if need is None:
+            need = largest * (request.mem_pct or 0) // 100
+        mem += request.count * need
+        core += request.count * request.core_pct
+    if room.mem_mib is not None and mem > room.mem_mib:
+        return room
+    if room.core_pct is not None and core > room.core_pct:
+        return room
+    return UNBOUNDED
+
+
+def _largest(ledger: Ledger) -> Numbers:
+    found: Numbers = ledger.mem_total[: ledger.size].max(initial=0).reshape(1)
+    return found
+
+
 def shares_of(
     ledger: Ledger, pod: PodRequest, placement: Placement, at: int, row: int
 ) -> PodShares:

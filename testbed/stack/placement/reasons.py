@@ -18,6 +18,7 @@ from testbed.stack.placement.arrays import Mask, Numbers, Rows, count_true, dist
 from testbed.stack.placement.choose import numa_groups
 from testbed.stack.placement.fit import (
     EXCLUSIVE_PCT,
+    felt,
     memory_need,
     place,
     policy_of,
@@ -153,6 +154,7 @@ def explain(
     about all are looked at, in the order of the ledger: to gather some takes longer.
     """
     offer = names if isinstance(names, Offer) else Offer.of(names)
+    room = felt(ledger, pod, room)
     if offer.is_all(ledger):
         return _refusals(ledger, pod, room).whole(ledger)
     found = offer.rows(ledger)

@@ -42,9 +42,9 @@ def test_two_kinds_at_one_place_of_the_table_are_told_apart(monkeypatch):
 
 
 def test_numa_nodes_of_few_cards_and_of_many():
-    for rows in (3, 500):
+    for rows, nodes in ((3, 5), (40, 5), (500, 5), (500, 17), (500, 300)):
         rng = np.random.default_rng(rows)
-        numa = rng.integers(-1, 2**31, (rows, 8)) % 5 - 1
+        numa = rng.integers(-1, 2**31, (rows, 8)) % nodes - 1
         cards = rng.random((rows, 8)) < 0.5
         assert numa_nodes(numa, cards) == sorted(set(numa[cards].tolist()))
 

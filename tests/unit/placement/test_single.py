@@ -10,7 +10,7 @@ import pytest
 from testbed.stack.model import Request
 from testbed.stack.placement import Kind, PodRequest
 from testbed.stack.placement.effective import Charge
-from testbed.stack.placement.fit import place, shares_of
+from testbed.stack.placement.fit import felt, place, shares_of
 from testbed.stack.placement.ledger import Ledger
 from testbed.stack.placement.quota import UNBOUNDED, Amount
 from testbed.stack.placement.single import place_row, single
@@ -54,6 +54,26 @@ def test_a_node_gives_the_same_cards_either_way(seed):
                     assert found is None
                     refused += 1
     assert fitted > 200 and refused > 200
+
+
+def test_a_quota_that_a_pod_cannot_reach_is_none():
+    rng = random.Random(7)
+    free = bound = less = 0
+    for _ in range(60):
+        ledger, pod = some_ledger(rng), some_pod(rng)
+        room = Amount(
+            mem_mib=rng.choice((None, -5, 0, 9000, 60_000, 500_000)),
+            core_pct=rng.choice((None, 0, 40, 200)),
+        )
+        placement = place(ledger, pod, np.arange(6), room)
+        if felt(ledger, pod, room).unbounded:
+            assert placement.good.tolist() == placement.fits.tolist()
+            free += not room.unbounded
+        else:
+            assert felt(ledger, pod, room) is room
+            bound += 1
+            less += bool((placement.fits & ~placement.good).any())
+    assert free > 5 and bound > 5 and less > 2
 
 
 def test_links_are_left_to_many_at_once():
