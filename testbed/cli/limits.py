@@ -68,9 +68,9 @@ def set_limits(
 ) -> None:
     """Change limits while a pod runs: lower, and up to what it was promised.
 
-    Programs see it at their next allocation and launch. What they hold is not taken: below
-    that they get no more until they have freed enough. The scheduler's books keep the
-    promise, so nobody else is given what was lowered.
+    Programs see it at their next allocation and launch. What they hold is not
+    taken: below that they get no more until they have freed enough. The
+    scheduler's books keep the promise, so nobody else is given what was lowered.
     """
     chosen = format_of(output, as_json)
     with errors_as_exit_codes(chosen):

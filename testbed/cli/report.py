@@ -50,8 +50,9 @@ def report(
 ) -> None:
     """Write a run's report again: one HTML page, JUnit XML, Markdown, JSON.
 
-    Without --format and --out all of them are written into the run's folder. Works
-    for a run by plain papermill or an ended one too: what has no verdict is an error.
+    Without --format and --out all of them are written into the run's folder.
+    Works for a run by plain papermill or an ended one too: what has no verdict
+    is an error.
     """
     chosen = Format.json if as_json else output
     with errors_as_exit_codes(chosen):
