@@ -1,12 +1,14 @@
 """The Kubernetes API as plain dicts, for the programs of the stack.
 
 Objects stay raw (unknown fields survive, no typed model is built); every call has a
-deadline; every failure is one ``ApiError`` with the server's own words.
+deadline, as a whole and not for each read; every failure is one ``ApiError`` with the
+server's own words.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import kubernetes.config
 import urllib3
 
 from testbed.errors import ClusterError, InputError
+from testbed.stack.bounded import bound
 
 Json = dict[str, Any]
 
@@ -42,6 +45,7 @@ class KubeApi:
         configuration.retries = False
         configuration.keep_alive = True
         self._client = kubernetes.client.ApiClient(configuration)
+        bound(self._client.rest_client.pool_manager)
 
     @classmethod
     def connect(cls, kubeconfig: Path | None = None) -> KubeApi:
@@ -126,9 +130,10 @@ class KubeApi:
         body: Json | None,
         timeout_s: float,
     ) -> Json:
+        end = time.monotonic() + timeout_s
         response = self._request(method, path, query, body, timeout_s)
         try:
-            document = json.loads(response.data)
+            document = json.loads(_body(response, end))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ApiError(f"{method} {path} failed", why=str(error)) from error
         finally:
@@ -160,17 +165,36 @@ class KubeApi:
             answer = self._client.call_api(method, url, headers, body, _request_timeout=timeout_s)
             response: urllib3.BaseHTTPResponse = answer.response
             if response.status >= 300:
+                seconds = timeout_s[0] if isinstance(timeout_s, tuple) else timeout_s
                 raise ApiError(
-                    f"{method} {path} failed", why=_reason(response), status=response.status
+                    f"{method} {path} failed",
+                    why=_reason(response, time.monotonic() + seconds),
+                    status=response.status,
                 )
         except (urllib3.exceptions.HTTPError, OSError, kubernetes.client.ApiException) as error:
             raise ApiError(f"{method} {path} failed", why=str(error)) from error
         return response
 
 
-def _reason(response: urllib3.BaseHTTPResponse) -> str:
+def _body(response: urllib3.BaseHTTPResponse, end: float) -> bytes:
+    """Return the body.
+
+    Raises:
+        OSError: it is not there at the end of the time (``time.monotonic``), although
+            some of it came again and again; the connection is not used any more.
+    """
+    parts = []
+    while part := response.read1(1 << 16):
+        parts.append(part)
+        if time.monotonic() > end:
+            response.close()
+            raise TimeoutError("the answer is not complete in time")
+    return b"".join(parts)
+
+
+def _reason(response: urllib3.BaseHTTPResponse, end: float) -> str:
     """Return what the server says: a Status' message, else the body's beginning."""
-    text = response.data.decode(errors="replace")
+    text = _body(response, end).decode(errors="replace")
     try:
         document = json.loads(text)
     except ValueError:

@@ -86,6 +86,59 @@ def test_nobody_listens_and_nobody_answers(tmp_path: Path, api: Any) -> None:
     client.close()
 
 
+class Dripping(threading.Thread):
+    """Answers one call a byte at a time, for as long as the caller waits for it."""
+
+    def __init__(self, head: bytes, drip: bytes) -> None:
+        super().__init__(daemon=True)
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.head, self.drip = head, drip
+        self.left = False  # the caller went away while it dripped
+
+    def run(self) -> None:
+        connection, _ = self.server.accept()
+        end = time.monotonic() + DEADLINE_S
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(self.head)
+            while time.monotonic() < end:
+                try:
+                    connection.sendall(self.drip)
+                except OSError:
+                    self.left = True
+                    return
+                time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("head", "drip"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b" "),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        (b"HTTP/1.1 500 No\r\nContent-Length: 100000\r\n\r\n", b" "),
+    ],
+    ids=["head", "body", "chunks", "refusal"],
+)
+def test_a_server_that_drips_does_not_hold_a_call(
+    tmp_path: Path, api: Any, head: bytes, drip: bytes
+) -> None:
+    # Each read gets something in time: only the call as a whole does not.
+    config = api.kubeconfig(tmp_path / "kubeconfig")
+    text = config.read_text()
+    here = text.split("http://127.0.0.1:")[1].split("\n")[0]
+    server = Dripping(head, drip)
+    with server.server:
+        config.write_text(text.replace(f":{here}", f":{server.server.getsockname()[1]}"))
+        server.start()
+        client = KubeApi.connect(config)
+        with pytest.raises(ApiError):
+            client.get("/api/v1/pods", timeout_s=0.5)
+        client.close()
+        server.join(2 * DEADLINE_S)
+    assert server.left, "the caller waited until the server had enough of it"
+
+
 def test_neither_pod_nor_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     for path in (None, tmp_path / "missing"):
