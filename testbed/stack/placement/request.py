@@ -124,12 +124,26 @@ def _pod_request(pod: Mapping[str, Any], config: DeviceConfig) -> PodRequest:
             nouse_types=_words(annotations, vendor.nouse_type),
             use_uuids=_words(annotations, vendor.use_uuid),
             nouse_uuids=_words(annotations, vendor.nouse_uuid),
-            numa_bind=str(annotations.get(names.NUMA_BIND, "")).strip().lower() == "true",
+            numa_bind=_yes(annotations, names.NUMA_BIND),
         ),
         node_policy=_node_policy(annotations, config),
         card_policy=_card_policy(annotations, config),
         weights=_weights(annotations),
     )
+
+
+#: What HAMi takes for yes and no (Go, strconv.ParseBool), in any case.
+_YES, _NO = ("true", "t", "1"), ("false", "f", "0", "")
+
+
+def _yes(annotations: Mapping[str, Any], key: str) -> bool:
+    word = str(annotations.get(key) or "").strip().lower()
+    if word not in (*_YES, *_NO):
+        raise InputError(
+            f"annotation {key} {str(annotations[key])[:80]!r} is neither true nor false",
+            hint="write true, or leave it out",
+        )
+    return word in _YES
 
 
 def _one_vendor(requests: Sequence[Request], config: DeviceConfig) -> Vendor:

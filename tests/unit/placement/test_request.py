@@ -346,6 +346,23 @@ def test_pods_that_say_the_same_get_the_same_request():
         assert pod_request(pod_of(container(gpu="1", mem="77"), **{wish: value}), CONFIG) != found
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("true", True), ("TRUE ", True), ("1", True), ("t", True), ("false", False), ("0", False),
+     ("", False)],
+)  # fmt: skip
+def test_numa_bind_is_yes_or_no_as_hami_reads_it(word, meant):
+    pod = pod_of(container(gpu="1", mem="77"), **{names.NUMA_BIND: word})
+    assert pod_request(pod, CONFIG).constraint.numa_bind is meant
+
+
+@pytest.mark.parametrize("word", ["maybe", "yes", "truе", "2", "[true]"])
+def test_numa_bind_that_is_neither_is_refused(word):
+    pod = pod_of(container(gpu="1", mem="77"), **{names.NUMA_BIND: word})
+    with pytest.raises(InputError, match="neither true nor false"):
+        pod_request(pod, CONFIG)
+
+
 def test_where_a_container_ends_is_not_forgotten():
     asking = container(gpu="1", mem="77")
     nothing = {"name": "nothing"}
