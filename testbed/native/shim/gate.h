@@ -34,6 +34,20 @@ enum vgpu_reason vgpu_gate(struct vgpu_meter *meter, uint64_t key, uint64_t thre
                            const struct vgpu_regime *regime, struct vgpu_waiting *waiting,
                            int64_t now, int64_t *sleep);
 
+/* The most frequent launch of all: like the one before it, and so far within its budget that neither
+ * vgpu_gate nor vgpu_meter_admit would do more than to add it up. Adds it up, and tells so. */
+static inline bool vgpu_gate_repeats(struct vgpu_meter *m, uint64_t key,
+                                     struct vgpu_stream_id stream,
+                                     const struct vgpu_regime *regime, int64_t now,
+                                     struct vgpu_admission *admission) {
+    int64_t ahead = vgpu_ledger_paid_until(&m->budget) - now;
+    if (regime->off || regime->blocked || regime->turns.taking || ahead > vgpu_tuning.quantum ||
+        ahead < -vgpu_tuning.credit || now > m->next_poll ||
+        m->outstanding >= (double)regime->queue)
+        return false;
+    return vgpu_meter_repeats(m, key, stream, regime, now, admission);
+}
+
 /* Whether the card page should hear at once of a launch of `cost` that was just admitted, and
  * what: it lasts, or it is the last that fits into the turn. */
 bool vgpu_gate_tells(struct vgpu_meter *meter, const struct vgpu_regime *regime, double cost,

@@ -1,8 +1,6 @@
 #define _GNU_SOURCE
 #include "ledger.h"
 
-#include <stdatomic.h>
-
 struct vgpu_tuning vgpu_tuning = {
     .quantum = 4 * VGPU_MS,
     .credit = 60 * VGPU_MS,
@@ -67,10 +65,6 @@ static double factor(const uint64_t *ppm, double least, double most) {
 
 /* --- the budget ------------------------------------------------------------------ */
 
-int64_t vgpu_ledger_paid_until(const struct vgpu_budget *budget) {
-    return (int64_t)get(budget->paid_until);
-}
-
 static void rescale(const struct vgpu_budget *budget, double limit, int64_t now) {
     uint64_t wanted = (uint64_t)(limit * PPM), before = get(&budget->ledger->limit_ppm);
     if (before == wanted || !swap(&budget->ledger->limit_ppm, before, wanted) || before == 0)
@@ -98,13 +92,6 @@ int64_t vgpu_ledger_bound(const struct vgpu_budget *budget, bool off, int64_t cr
     int64_t bounded = paid < least ? least : paid > most ? most : paid;
     if (bounded != paid) swap(budget->paid_until, seen, (uint64_t)bounded);
     return bounded;
-}
-
-void vgpu_ledger_charge(const struct vgpu_budget *budget, const struct vgpu_regime *regime,
-                        double device_ns, bool is_long) {
-    atomic_fetch_add_explicit((_Atomic uint64_t *)budget->paid_until,
-                              (uint64_t)(int64_t)(device_ns * regime->per_ns[is_long]),
-                              memory_order_relaxed);
 }
 
 /* --- history --------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #ifndef VGPU_SHIM_LEDGER_H
 #define VGPU_SHIM_LEDGER_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -69,13 +70,21 @@ struct vgpu_usage {
  * Debts are converted when the limit has changed since they were made. */
 void vgpu_ledger_price(const struct vgpu_budget *budget, struct vgpu_regime *regime, int64_t now);
 
-int64_t vgpu_ledger_paid_until(const struct vgpu_budget *budget);
+static inline int64_t vgpu_ledger_paid_until(const struct vgpu_budget *budget) {
+    return (int64_t)atomic_load_explicit((const _Atomic uint64_t *)budget->paid_until,
+                                         memory_order_relaxed);
+}
 /* Keeps paid_until within [now - credit, now + longest debt], or at most now when off; returns
  * it. `credit`: vgpu_tuning.credit, or more where it is no choice of ours to wait. */
 int64_t vgpu_ledger_bound(const struct vgpu_budget *budget, bool off, int64_t credit, int64_t now);
 /* `device_ns` may be negative: a refund. */
-void vgpu_ledger_charge(const struct vgpu_budget *budget, const struct vgpu_regime *regime,
-                        double device_ns, bool is_long);
+static inline void vgpu_ledger_charge(const struct vgpu_budget *budget,
+                                      const struct vgpu_regime *regime, double device_ns,
+                                      bool is_long) {
+    atomic_fetch_add_explicit((_Atomic uint64_t *)budget->paid_until,
+                              (uint64_t)(int64_t)(device_ns * regime->per_ns[is_long]),
+                              memory_order_relaxed);
+}
 
 /* Books device time that was used in [now - span, now]. */
 struct vgpu_booking {

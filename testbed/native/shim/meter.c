@@ -4,7 +4,6 @@
 
 #define NONE UINT16_MAX
 #define PROBES 16
-#define MOST_LAUNCHES 256  /* of a batch */
 #define CROWD_MEMORY 64
 #define PAIRS_OF 8         /* one start event in so many while the stream is not idle */
 #define FIRST_PAIRS 16
@@ -373,7 +372,7 @@ static void begin(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_cost
 
 static bool full(const struct vgpu_batch *open, const struct vgpu_regime *regime) {
     double most = regime->contended ? (double)vgpu_tuning.batch : open->most;
-    return open->single || open->predicted >= most || open->launches >= MOST_LAUNCHES;
+    return open->single || open->predicted >= most || open->launches >= VGPU_MOST_LAUNCHES;
 }
 
 /* How long a batch may become. Of tiny kernels that are launched in bursts, each within its budget,
@@ -432,6 +431,7 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
     m->unsynced++;
     if (m->outstanding - k->estimate < VGPU_NOTHING_NS) m->begun = now;
     lane->newest_launch = ++m->launched;
+    m->newest = (uint16_t)(lane - m->lanes);
     set_busy(m, lane);
     if (fresh) begin(m, lane, k, big, was_alone, admission, now);
     admission->finish |= full(open, regime);

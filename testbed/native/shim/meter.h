@@ -20,6 +20,7 @@
 #define VGPU_LANES 256
 #define VGPU_BATCHES 1024
 #define VGPU_EVENTS 2048
+#define VGPU_MOST_LAUNCHES 256 /* of a batch */
 #define VGPU_NOTHING_NS 1000.0 /* of device time in flight: what rounding leaves */
 
 struct vgpu_stream_id {
@@ -88,6 +89,7 @@ struct vgpu_meter {
     int64_t began;     /* when measuring began, after launches that were not measured */
     bool settled;      /* none of those is in flight any more, as far as streams tell */
     uint16_t free_batch, busy_count;
+    uint16_t newest; /* lane of the newest launch */
     /* of gate.h */
     double aside;   /* device time that may be used without a turn */
     int64_t impatient; /* until then no turns are taken */
@@ -126,6 +128,35 @@ void vgpu_meter_init(struct vgpu_meter *meter, const struct vgpu_meter_ops *ops,
 void vgpu_meter_admit(struct vgpu_meter *meter, uint64_t key, struct vgpu_stream_id stream,
                       const struct vgpu_regime *regime, int64_t now,
                       struct vgpu_admission *admission);
+
+/* A launch like the one before it, into the same batch, with nothing to look at and far from filling
+ * it: what vgpu_meter_admit does, in few steps. False, and nothing is done, where it is another. */
+static inline bool vgpu_meter_repeats(struct vgpu_meter *m, uint64_t key,
+                                      struct vgpu_stream_id stream,
+                                      const struct vgpu_regime *regime, int64_t now,
+                                      struct vgpu_admission *a) {
+    struct vgpu_lane *lane = &m->lanes[m->newest];
+    struct vgpu_batch *open = &lane->open;
+    struct vgpu_cost_entry *k = open->cost;
+    if (open->launches == 0 || k == NULL || open->key != key || k->key != key ||
+        open->stream.handle != stream.handle || open->stream.thread != stream.thread)
+        return false;
+    double cost = k->estimate, batch = (double)vgpu_tuning.batch;
+    double most = regime->contended ? batch : open->most;
+    if (!k->known || open->single || lane->gone || open->launches + 1 >= VGPU_MOST_LAUNCHES ||
+        cost > batch / 2 || open->predicted + cost >= most || m->outstanding < VGPU_NOTHING_NS)
+        return false;
+    *a = (struct vgpu_admission){.serial = open->serial, .lane = m->newest, .cost = cost};
+    vgpu_ledger_charge(&m->budget, regime, cost, false);
+    open->predicted += cost;
+    open->charged += cost * regime->kappa[0];
+    open->launches++;
+    m->outstanding += cost;
+    m->launched_at = now;
+    m->unsynced++;
+    lane->newest_launch = ++m->launched;
+    return true;
+}
 
 /* Measuring began at `since`, and there were launches before: what of them is in flight has ended
  * (`settled`) once each stream at work ended a batch that was launched later. The same `since`

@@ -15,6 +15,7 @@
 #define CALLBACKS 64
 #define ERAS 64                 /* reference events: elapsed times are floats of few digits, */
 #define ERA VGPU_SEC            /* so each is used for a second only */
+#define UNPUBLISHED (100.0 * VGPU_US) /* so much device time in flight others need not know of */
 #define CAPTURE_RELAXED 2
 #define STREAM_LEGACY 1
 #define STREAM_PER_THREAD 2
@@ -264,16 +265,16 @@ static bool in_callback(void) {
 
 /* --- launches ---------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-    return hash ^ hash >> 29;
-}
-
+/* Products that do not wait for each other (multilinear hashing, Lemire and Kaser 2014), and one
+ * step that spreads their sum. */
 uint64_t vgpu_work_key(const struct vgpu_work *w) {
-    uint64_t hash = mix(0x51ed270b35ae6f2dull, (uint64_t)(uintptr_t)w->what);
-    hash = mix(hash, w->grid[0] | (uint64_t)w->grid[1] << 32);
-    hash = mix(hash, w->grid[2] | (uint64_t)w->shared << 32);
-    hash = mix(hash, w->block[0] | (uint64_t)w->block[1] << 21 | (uint64_t)w->block[2] << 42);
+    uint64_t hash = (uint64_t)(uintptr_t)w->what * 0x51ed270b35ae6f2dull +
+                    (w->grid[0] | (uint64_t)w->grid[1] << 32) * 0xbf58476d1ce4e5b9ull +
+                    (w->grid[2] | (uint64_t)w->shared << 32) * 0x94d049bb133111ebull +
+                    (w->block[0] | (uint64_t)w->block[1] << 21 | (uint64_t)w->block[2] << 42) *
+                        0xd6e8feb86659fd93ull;
+    hash = (hash ^ hash >> 29) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 32;
     return hash != 0 ? hash : 1;
 }
 
@@ -334,6 +335,11 @@ static int64_t wait_for_turn(struct vgpu_engine *engine, uint64_t key, int64_t n
     }
 }
 
+/* Few launches change what others see of it; a batch is published whole at its end at the latest. */
+static void publish_some(struct vgpu_engine *engine) {
+    if (engine->meter->outstanding - engine->counted > UNPUBLISHED) publish(engine);
+}
+
 /* `now`: a moment ago. */
 static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, uint64_t key,
                            struct vgpu_stream_id stream, int64_t now) {
@@ -348,6 +354,14 @@ static void measured_enter(struct vgpu_throttle *t, struct vgpu_engine *engine, 
     }
     int64_t since = atomic_load_explicit(&place->unsettled_since, memory_order_relaxed);
     if (since != 0) vgpu_meter_begins(engine->meter, since);
+    if (VGPU_LIKELY(vgpu_gate_repeats(engine->meter, key, stream, regime_of(engine), now,
+                                      &t->admission))) {
+        publish_some(engine);
+        vgpu_unlock(&engine->lock);
+        t->engine = engine;
+        t->before = 0;
+        return;
+    }
     if (!in_callback()) now = wait_for_turn(engine, key, now);
     const struct vgpu_regime *regime = regime_of(engine);
     vgpu_meter_admit(engine->meter, key, stream, regime, now, &t->admission);
@@ -383,9 +397,8 @@ void vgpu_throttle_enter(struct vgpu_throttle *t, uint64_t key, CUstream stream,
     measured_enter(t, engine, key, id, now);
 }
 
-void vgpu_throttle_leave(struct vgpu_throttle *t, CUresult result) {
+void vgpu_throttle_finish(struct vgpu_throttle *t, CUresult result) {
     struct vgpu_engine *engine = t->engine;
-    if (engine == NULL || (!t->admission.finish && result == CUDA_SUCCESS)) return;
     int64_t now = vgpu_clock(), host = t->before != 0 ? now - t->before : 0;
     if (result != CUDA_SUCCESS) atomic_store(&engine->place->last_error, result);
     vgpu_lock(&engine->lock);

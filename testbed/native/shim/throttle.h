@@ -52,7 +52,13 @@ static inline bool vgpu_throttle_passes(void) {
 
 void vgpu_throttle_enter(struct vgpu_throttle *throttle, uint64_t key, CUstream stream,
                          bool per_thread);
-void vgpu_throttle_leave(struct vgpu_throttle *throttle, CUresult result);
+void vgpu_throttle_finish(struct vgpu_throttle *throttle, CUresult result);
+
+/* Most launches need nothing afterwards. */
+static inline void vgpu_throttle_leave(struct vgpu_throttle *throttle, CUresult result) {
+    if (throttle->engine != NULL && (throttle->admission.finish || result != CUDA_SUCCESS))
+        vgpu_throttle_finish(throttle, result);
+}
 
 /* Synchronisations: before the driver's call, and after it (only where it succeeded).
  * `whole`: the whole context, else the stream. */

@@ -98,6 +98,31 @@ def test_tiny_kernels_whose_start_events_lie(limit: int, nvml: int) -> None:
     assert off(tenant, limit, "one") <= 1.5
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        {"limit": 30, "kernel": 5},
+        {"limit": 75, "kernel": 100},
+        {"limit": 30, "kernel": "mix"},
+        {"limit": 30, "kernel": 5, "streams": 4},
+        {"limit": 30, "kernel": 5, "nvml": 0},
+        {"limit": 30, "kernel": 5, "burst": 50, "pattern": "sync"},
+        {"limit0": 30, "limit1": 70, "tenants": 2, "kernel": 5, "clock": "sharing"},
+        {"limit0": 30, "limit1": 70, "tenants": 2, "kernel": 5},
+    ],
+)
+def test_the_short_way_is_the_long_one(scenario: dict[str, Any]) -> None:
+    """A launch like the one before it passes in few steps: to the last digit as it would have."""
+    short, long = run(**scenario), run(**scenario, repeats=0)
+    tenants = list(zip(short["tenants"], long["tenants"], strict=True))
+    often = sum(tenant.pop("repeats") for tenant, _ in tenants)
+    assert sum(tenant.pop("repeats") for _, tenant in tenants) == 0
+    assert short == long
+    turns = scenario.get("tenants") == 2 and scenario.get("clock") != "sharing"
+    if scenario["kernel"] == 5 and scenario.get("streams", 1) == 1 and not turns:
+        assert often > 0.8 * sum(tenant["launches"] for tenant, _ in tenants)
+
+
 def test_control_alone() -> None:
     assert shares(limit=30, kernel=100, bare=1) == pytest.approx([100])
 

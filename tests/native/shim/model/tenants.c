@@ -43,7 +43,7 @@ struct process {
     int64_t later_at;
     long burst; /* launches between two synchronisations, and between two pauses to think */
     int64_t start, stop, burst_began, stalled;
-    long launches, waited[4];
+    long launches, repeats, waited[4];
     double *latencies; /* ns, from the first launch of a burst until it is done */
     size_t latency_count, latency_room;
 };
@@ -53,6 +53,7 @@ static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
 static double blur; /* host time between an event and its launch that nobody measures, ns, at most */
+static bool with_repeats = true; /* without: every launch takes the long way */
 static bool with_page = true, with_nvml = true, with_turns = true, with_settling = true;
 static int64_t warm_until, stall_every;
 static double stall_ns;
@@ -170,6 +171,13 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
         vgpu_meter_begins(p->meter, p->unsettled);
         if (p->meter->settled) p->unsettled = 0;
     }
+    struct vgpu_stream_id id = {.handle = (uint64_t)stream + 10};
+    struct vgpu_admission admission;
+    if (with_repeats && vgpu_gate_repeats(p->meter, key, id, &p->regime, model_now(), &admission)) {
+        p->repeats++;
+        model_launch(p->context, stream, ns);
+        return;
+    }
     struct vgpu_waiting waiting = {.paying = false};
     enum vgpu_reason reason;
     int64_t sleep, before = model_now();
@@ -196,8 +204,6 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     }
     p->yielding = false;
     p->wish = VGPU_WISH_NONE;
-    struct vgpu_admission admission;
-    struct vgpu_stream_id id = {.handle = (uint64_t)stream + 10};
     int64_t now = model_now();
     vgpu_meter_admit(p->meter, key, id, &p->regime, now, &admission);
     if (vgpu_gate_tells(p->meter, &p->regime, admission.cost, now, &p->wish)) {
@@ -397,6 +403,7 @@ int main(int argc, char **argv) {
     model.noise = (int)number("noise", -1, 1);
     stall_ns = number("stall_ms", -1, 0) * 1e6;
     stall_every = (int64_t)(number("stall_every", -1, 1) * 1e9);
+    with_repeats = number("repeats", -1, 1) != 0;
     blur = number("blur_us", -1, 0) * 1e3;
     with_nvml = number("nvml", -1, 1) != 0;
     with_page = number("page", -1, 1) != 0;
@@ -419,19 +426,20 @@ int main(int argc, char **argv) {
             share = part(i, t, t + 100);
             least10 = fmin(least10, share), most10 = fmax(most10, share);
         }
-        long launches = 0, waited[4] = {0};
+        long launches = 0, repeats = 0, waited[4] = {0};
         for (int j = 0; j < process_count; j++)
             if (containers[i].contexts >> j & 1) {
                 launches += processes[j].launches;
+                repeats += processes[j].repeats;
                 for (int k = 0; k < 4; k++) waited[k] += processes[j].waited[k];
             }
         struct vgpu_ledger *l = &containers[i].ledger;
         printf("%s{\"share\": %.3f, \"one\": [%.3f, %.3f], \"ten\": [%.3f, %.3f], "
-               "\"launches\": %ld, \"waited_s\": [%.3f, %.3f, %.3f], \"kappa\": [%.3f, %.3f], "
+               "\"launches\": %ld, \"repeats\": %ld, \"waited_s\": [%.3f, %.3f, %.3f], \"kappa\": [%.3f, %.3f], "
                "\"gain\": %.3f, \"latency_us\": {\"p50\": %.1f, \"p99\": %.1f}, "
                "\"degraded\": %s, \"seconds\": [",
                i ? ", " : "", part(i, warm * 10, seconds * 10), least1, most1, least10, most10,
-               launches, (double)waited[1] / 1e9, (double)waited[2] / 1e9, (double)waited[3] / 1e9,
+               launches, repeats, (double)waited[1] / 1e9, (double)waited[2] / 1e9, (double)waited[3] / 1e9,
                (double)l->kappa_ppm[0] / 1e6, (double)l->kappa_ppm[1] / 1e6,
                (double)l->gain_ppm / 1e6, latency(&containers[i], .5),
                latency(&containers[i], .99), containers[i].degraded ? "true" : "false");
