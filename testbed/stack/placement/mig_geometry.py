@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from testbed.errors import ClusterError, InputError
 from testbed.stack.placement.mig import Allocation, Place
@@ -67,12 +68,19 @@ def change(card: MigCard, wanted: Sequence[Laid]) -> Change:
     """Return how a card comes to have instances; those that it has and that are wanted stay.
 
     Raises:
-        InputError: MIG is off, or an instance in use is in the way; the text names its user.
+        InputError: MIG is off, what is wanted overlaps itself, or an instance in use is in
+            the way; the text names its user.
     """
     if not card.enabled:
         raise InputError(
             f"card {card.index} ({card.uuid}) cannot be divided", why="its MIG mode is off"
         )
+    for (one, here), (other, there) in combinations(wanted, 2):
+        if here.overlaps(there):
+            raise InputError(
+                f"card {card.index} ({card.uuid}) cannot be divided so",
+                why=f"{one} at {here.start} and {other} at {there.start} overlap",
+            )
     missing, extra = list(wanted), []
     for made in card.made:
         if made.laid in missing:

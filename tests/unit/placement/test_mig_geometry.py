@@ -1,8 +1,12 @@
 """MIG instances that a card has and is to have: cases M4 to M7, without a card."""
 
 import dataclasses
+from collections import Counter
+from itertools import combinations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed.errors import ClusterError, InputError
 from testbed.stack.placement.mig import Allocation, Place
@@ -90,3 +94,61 @@ def test_m7_a_new_instance_is_looked_up_in_lists_that_are_newer():
         device_of(before, new, [ONE.uuid])
     same = dataclasses.replace(promised, runtime=(ONE.uuid, 0, 0))
     assert device_of(same, new, [ONE.uuid]) == ONE
+
+
+def test_what_is_wanted_may_not_overlap_itself():
+    inside = ("1g.5gb", Place(start=3, size=1))
+    for wanted in ([HALF.laid, inside], [inside, HALF.laid], [ONE.laid, ONE.laid]):
+        for there in ((), (HALF,), (HALF, ONE)):
+            with pytest.raises(InputError, match="cannot be divided so"):
+                change(card(*there), wanted)
+
+
+#: Places of an A100's profiles, in eighths of its memory.
+PLACES = [
+    (name, Place(start=start, size=size))
+    for name, size, starts in (
+        ("1g.5gb", 1, range(7)),
+        ("2g.10gb", 2, (0, 2, 4)),
+        ("3g.20gb", 4, (0, 4)),
+        ("7g.40gb", 8, (0,)),
+    )
+    for start in starts
+]
+
+
+def apart(laid):
+    return not any(one.overlaps(other) for (_, one), (_, other) in combinations(laid, 2))
+
+
+@given(
+    there=st.lists(st.sampled_from(PLACES), max_size=7).filter(apart),
+    users=st.lists(st.booleans(), min_size=7, max_size=7),
+    wanted=st.lists(st.sampled_from(PLACES), max_size=7),
+)
+def test_after_any_change_all_that_is_wanted_is_there_and_nothing_in_use_is_gone(
+    there, users, wanted
+):
+    instances = [
+        made(name, place.start, place.size, user=f"pod-{number}" if users[number] else "")
+        for number, (name, place) in enumerate(there)
+    ]
+    held = [one for one in instances if one.user]
+    blocked = any(
+        one.laid not in wanted and any(one.place.overlaps(place) for _, place in wanted)
+        for one in held
+    )
+    try:
+        found = change(card(*instances), wanted)
+    except InputError:
+        assert blocked or not apart(wanted)
+        return
+    assert apart(wanted) and not blocked
+    kept = [one for one in instances if one not in found.destroy]
+    after = [*(one.laid for one in kept), *found.make]
+    assert apart(after)
+    assert not Counter(wanted) - Counter(after)
+    assert all(one in kept for one in held)
+    # Nothing is destroyed that is in nobody's way.
+    assert all(any(one.place.overlaps(place) for _, place in found.make) for one in found.destroy)
+    verify(card(*kept, *(made(n, p.start, p.size) for n, p in found.make)), wanted)
