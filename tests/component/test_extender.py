@@ -539,6 +539,57 @@ def test_only_the_schedulers_certificate_is_let_in(stack, path, tmp_path):
     assert call(stack, path, stack.plane.admin) == 403  # our authority's, another name
 
 
+def ask(stack, verb, body):
+    """Call a verb as the scheduler does, and return the answer."""
+    context = ssl.create_default_context(cafile=str(stack.plane.ca))
+    context.load_cert_chain(*stack.client)
+    request = urllib.request.Request(
+        f"https://127.0.0.1:{stack.port}/{verb}", data=json.dumps(body).encode()
+    )
+    with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def test_bind_refuses_a_node_other_than_the_chosen_one(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    chosen, other = gpu_node(), gpu_node()
+    pod = create("a", "no-such-node")  # kube-scheduler leaves it to this test
+    bind = {"PodName": "a", "PodNamespace": namespace, "PodUID": pod["metadata"]["uid"]}
+    assert "no shares are reserved" in ask(stack, "bind", {**bind, "Node": chosen})["Error"]
+    asked = {"Pod": pod, "NodeNames": [chosen]}
+    assert ask(stack, "filter", asked)["NodeNames"] == [chosen]
+    refusal = ask(stack, "bind", {**bind, "Node": other})["Error"]
+    assert f"reserved on {chosen}, not on {other}" in refusal
+    assert not bound([api_server.pod(namespace, "a")])
+    assert stack.cards(chosen)[0]["slots"]["used"] == 0  # given back
+    assert ask(stack, "filter", asked)["NodeNames"] == [chosen]
+    assert not ask(stack, "bind", {**bind, "Node": chosen}).get("Error")
+    assert api_server.pod(namespace, "a")["spec"]["nodeName"] == chosen
+
+
+def test_an_autoscaler_that_simulates_reserves_nothing(
+    api_server, stack, gpu_node, create, namespace
+):
+    name = gpu_node(mem=5000)
+    known = api_server.request("GET", f"/api/v1/nodes/{name}")
+    small = json.loads(json.dumps(known))
+    small["metadata"]["name"] = "would-be-small"
+    card = Card(uuid="GPU-would-be", index=0, slots=10, mem_mib=900, model="NVIDIA A100")
+    small["metadata"]["annotations"] = {names.NODE_REGISTER: encode_register([card])}
+    large = json.loads(json.dumps(known))
+    large["metadata"]["name"] = "would-be-large"
+    pod = create("a", "no-such-node", mem=1000)
+    for _ in range(8):  # more than the card has room for
+        answer = ask(stack, "filter", {"Pod": pod, "Nodes": {"items": [known, small, large]}})
+        fitting = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
+        assert sorted(fitting) == sorted([name, "would-be-large"])
+        assert "CardInsufficientMemory" in str(answer)
+    held = stack.observe("/debug/reservations")["reservations"]
+    assert [each for each in held if each["namespace"] == namespace] == []
+    assert stack.cards(name)[0]["slots"]["used"] == 0
+
+
 def test_onlookers_can_look_and_nothing_else(stack, tools):
     tools.wait_for(
         lambda: stack.observe("/debug/reservations")["reservations"] == [],
