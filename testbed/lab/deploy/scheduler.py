@@ -41,10 +41,11 @@ _CONFIG_FOLDER = "/scheduler"
 _CONFIG_KEY = "config.yaml"
 _SECURE_PORT = 10259
 #: A large list comes in pages of a megabyte; by default the C library keeps what the
-#: first of them freed, and grows by a third (mallopt(3), M_MMAP_THRESHOLD).
+#: first of them freed, and grows by a third (mallopt(3), M_MMAP_THRESHOLD). As the extender
+#: says itself before its lists (``stack.extender.memory``), and from its first step.
 EXTENDER_ENVIRONMENT = {
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
+    "MALLOC_MMAP_THRESHOLD_": "524288",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
 
 

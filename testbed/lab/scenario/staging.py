@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
+
 from testbed.errors import TestbedError, WaitTimeout
 from testbed.lab.cluster.protocol import Step
 from testbed.lab.deploy import ledger
@@ -107,7 +109,10 @@ def stage(kube: Kube, plugin: Kube, staging: Staging, *, mode: str, step: Step) 
 def _told_apart(node: SimulatedNode, trial: str) -> SimulatedNode:
     """Return the node with uuids that no other trial has."""
     return replace(
-        node, cards=tuple(replace(card, uuid=f"{card.uuid}-{trial}") for card in node.cards)
+        node,
+        cards=tuple(
+            msgspec.structs.replace(card, uuid=f"{card.uuid}-{trial}") for card in node.cards
+        ),
     )
 
 

@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from sys import intern
 
+import msgspec
+
 from testbed.errors import CodecError
 from testbed.stack.model import MODE_HAMI_CORE, VENDOR_NVIDIA, Card
 
@@ -83,8 +85,8 @@ def _encode_json(card: Card) -> dict[str, object]:
 
 def _decode_json(body: str) -> tuple[Card, ...]:
     try:
-        entries = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        entries = msgspec.json.decode(body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CodecError("register annotation cannot be read", why=str(error)) from error
     if not isinstance(entries, list):
         raise CodecError("register annotation cannot be read", why="it is not a list")

@@ -9,7 +9,9 @@ device configuration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from testbed.errors import CodecError
 from testbed.stack import names
@@ -79,10 +81,10 @@ class Vendor:
         Raises:
             CodecError: it cannot be read.
         """
-        return tuple(
-            card if card.vendor == self.word else replace(card, vendor=self.word)
-            for card in decode_register(text)
-        )
+        cards = decode_register(text)
+        if all(card.vendor == self.word for card in cards):
+            return cards
+        return tuple(msgspec.structs.replace(card, vendor=self.word) for card in cards)
 
     def encode(self, cards: Iterable[Card]) -> str:
         """Return its register annotation."""

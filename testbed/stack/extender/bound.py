@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from testbed.stack.config import DeviceConfig
-from testbed.stack.extender.pods import PodView
+from testbed.stack.extender.pods import ONE_APP, PodView, same_kinds
 from testbed.stack.model import VENDOR_NVIDIA, PodKey, PodShares, Share
 from testbed.stack.placement.effective import Kind, fold
 from testbed.stack.placement.ledger import Ledger, Several, Single, flattened
 
 log = logging.getLogger(__name__)
-
-_ONE_APP = (Kind.APP,)
 
 
 class Sort(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +31,8 @@ class Sort(msgspec.Struct, frozen=True, gc=False):
     vendor: str
 
 
-_SORTS: dict[Sort, Sort] = {}
+#: By the fields of a sort, its lives by the object: to hash those takes longer than all else.
+_SORTS: dict[tuple[str, int, bool, int, str], Sort] = {}
 _MOST_SORTS = 16384
 
 
@@ -145,9 +144,12 @@ def bound_pod(
         priority: Its priority.
         since: When it was first seen there.
     """
-    sort = Sort(pod.namespace, kinds, initialised, priority, _vendor(shares))
-    sort = _SORTS.get(sort) or _new(sort)
-    plain = len(shares) == 1 and kinds[:1] == _ONE_APP
+    kinds, vendor = same_kinds(kinds), _vendor(shares)
+    # The sort that is kept keeps its lives, too, so that no others have their identity.
+    sort = _SORTS.get((pod.namespace, id(kinds), initialised, priority, vendor))
+    if sort is None or sort.kinds is not kinds:
+        sort = _new(Sort(pod.namespace, kinds, initialised, priority, vendor))
+    plain = len(shares) == 1 and kinds[:1] == ONE_APP
     if plain and len(shares[0]) == 1:
         (share,) = shares[0]
         return BoundToOne(
@@ -172,7 +174,7 @@ def _vendor(shares: PodShares) -> str:
 def _new(sort: Sort) -> Sort:
     if len(_SORTS) >= _MOST_SORTS:
         _SORTS.clear()
-    _SORTS[sort] = sort
+    _SORTS[sort.namespace, id(sort.kinds), sort.initialised, sort.priority, sort.vendor] = sort
     return sort
 
 
@@ -213,6 +215,12 @@ class BoundPods(Mapping[str, Bound]):
 
     def __init__(self, ledger: Ledger) -> None:
         self._held = ledger.all_held()
+
+    def get(self, uid: str, default: Any = None) -> Any:
+        # As the base class does it, an exception for each pod that is not there would take
+        # longer than all else that is done with it.
+        held = self._held.get(uid)
+        return held if isinstance(held, Bound) else default
 
     def __getitem__(self, uid: str) -> Bound:
         held = self._held[uid]

@@ -19,9 +19,19 @@ from testbed.stack.placement.request import container_request, containers, initi
 DEFAULTS = DeviceConfig()
 
 #: Pods have few shapes: each is kept once.
-_ONE_APP = (Kind.APP,)
-_KINDS: dict[tuple[Kind, ...], tuple[Kind, ...]] = {_ONE_APP: _ONE_APP}
+ONE_APP = (Kind.APP,)
+_KINDS: dict[tuple[Kind, ...], tuple[Kind, ...]] = {ONE_APP: ONE_APP}
+_MOST_KINDS = 4096
 _TERMINAL = ("Succeeded", "Failed")
+
+
+def same_kinds(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    """Return the one object that stands for these lives."""
+    if kinds is ONE_APP:
+        return kinds
+    if len(_KINDS) < _MOST_KINDS:
+        return _KINDS.setdefault(kinds, kinds)
+    return _KINDS.get(kinds, kinds)
 
 
 class PodView(msgspec.Struct, kw_only=True, gc=False):
@@ -90,7 +100,7 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
     status = pod.get("status") or {}
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     apps = spec.get("containers")
-    kinds: tuple[Kind, ...] = _ONE_APP
+    kinds: tuple[Kind, ...] = ONE_APP
     if not spec.get("initContainers") and isinstance(apps, list) and len(apps) == 1:
         # Most pods of a large list: what follows would take twice as long.
         members = apps
@@ -100,7 +110,7 @@ def view_of(pod: Mapping[str, Any], config: DeviceConfig = DEFAULTS) -> PodView:
         found = list(containers(pod))
         members = [member for _, member in found]
         kinds = tuple(kind for kind, _ in found)
-        kinds = _KINDS.setdefault(kinds, kinds)
+        kinds = same_kinds(kinds)
     shares, unreadable = _shares(annotations, len(kinds), config)
     node = intern(str(spec.get("nodeName") or ""))
     phase = annotations.get(names.POD_BIND_PHASE) or ""
@@ -144,15 +154,20 @@ def _shares(
         return None, error.text()
 
 
-def _counts(members: Iterable[Mapping[str, Any]], config: DeviceConfig) -> tuple[int, ...]:
+def _counts(members: list[dict[str, Any]], config: DeviceConfig) -> tuple[int, ...]:
+    if len(members) == 1:
+        return (_count(members[0], config),)
     return tuple([_count(member, config) for member in members])
 
 
 def _count(member: Mapping[str, Any], config: DeviceConfig) -> int:
     limits = (member.get("resources") or {}).get("limits") or {}
-    given = [limits[vendor.count] for vendor in vendors(config) if vendor.count in limits]
-    if len(given) == 1 and isinstance(given[0], str) and given[0].isdecimal():
-        return int(given[0])  # as the API server writes it
+    given, asked = "", 0
+    for vendor in vendors(config):
+        if vendor.count in limits:
+            given, asked = limits[vendor.count], asked + 1
+    if asked == 1 and isinstance(given, str) and given.isdecimal():
+        return int(given)  # as the API server writes it
     return container_request(member, config).count
 
 

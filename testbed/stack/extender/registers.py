@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+
+import msgspec
 
 from testbed.errors import InputError
 from testbed.stack import names
@@ -48,7 +50,7 @@ class Registers:
         found: list[Card] = []
         for vendor, (_, text, offered) in zip(vendors(config), self.registers, strict=True):
             for card in vendor.decode(text):
-                found.append(card if offered else replace(card, healthy=False))
+                found.append(card if offered else msgspec.structs.replace(card, healthy=False))
         return tuple(found)
 
     def cordoned(self) -> list[str]:

@@ -8,7 +8,6 @@ where it is known by that name; a template is empty.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -69,7 +68,7 @@ def _ledger(state: State, by_name: Mapping[str, Mapping[str, Any]]) -> Ledger:
         for vendor in vendors(state.config):
             offered = offers(node, vendor.count)
             for card in vendor.decode(annotations.get(vendor.register) or ""):
-                cards.append(card if offered else replace(card, healthy=False))
+                cards.append(card if offered else msgspec.structs.replace(card, healthy=False))
         cordon = str(annotations.get(names.DEVICE_CORDON) or "").split(",")
         links = decode_links(str(annotations.get(names.NODE_SCORE) or ""))
         ledger.set_node(name, cards, [uuid.strip() for uuid in cordon], links)

@@ -276,8 +276,10 @@ class State:
         mem, core = bound.amount()
         sort = bound.sort
         self.quotas.add(sort.namespace, sign * mem, sign * core, sort.vendor)
-        self._priorities[sort.priority] += sign
-        if not self._priorities[sort.priority]:
+        count = self._priorities[sort.priority] + sign
+        if count:
+            self._priorities[sort.priority] = count
+        else:
             del self._priorities[sort.priority]
 
     def lowest_priority(self) -> int | None:

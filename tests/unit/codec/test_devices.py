@@ -93,3 +93,22 @@ def test_any_text_is_read_or_refused(text):
         decode_pod_shares(text)
     except CodecError:
         return
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU-a,NVIDIA,3000,30:;", "GPU-a,NVIDIA,0,0:;", "GPU-a,,1,1:;", " ,x,1,1:;",
+        "GPU-a,NVIDIA,2147483647,100:;", "GPU-a,NVIDIA, 5,+5:;", "GPU-a,NVIDIA,3000,30;",
+        "GPU-a,NVIDIA,1,1:GPU-b,NVIDIA,2,2:;", ";", "GPU-a,NVIDIA,3000,30:",
+    ],
+)  # fmt: skip
+def test_one_container_is_read_as_any_number_of_them(text):
+    """There is a short way for it."""
+    assert decode_pod_shares(text, 1) == decode_pod_shares(text)
+
+
+@pytest.mark.parametrize("text", ["GPU-a,NVIDIA,2147483648,0:;", "GPU-a,NVIDIA,-1,0:;", ",x,1,1:;"])
+def test_one_container_with_numbers_that_no_card_has_is_refused(text):
+    with pytest.raises(CodecError):
+        decode_pod_shares(text, 1)

@@ -365,3 +365,17 @@ def test_a_quota_is_known_while_it_bounds_anything(world):
     assert set(world.state.known_quotas()) == {"ns/cards"}
     world.state.quota_gone("ns/cards")
     assert world.state.known_quotas() == []
+
+
+def test_what_pods_have_in_common_is_kept_once_however_they_came_to_their_node(world):
+    world.node(count=4)
+    first, second = world.pod("first", mem=500), world.pod("second", mem=700)
+    for pod in (first, second):
+        world.filter(pod)
+        uid = pod["metadata"]["uid"]
+        (reservation,) = [r for r in world.state.reservations if r.pod.uid == uid]
+        world.state.confirm(reservation)
+    third = world.bound(world.pod("third", mem=900), "n1", "GPU-n1-0,NVIDIA,900,0:;")
+    world.state.pod_changed(third)
+    sorts = {id(bound.sort) for bound in world.state.bound.values()}
+    assert (len(world.state.bound), len(sorts)) == (3, 1)
