@@ -185,7 +185,9 @@ void *vgpu_dlvsym_target(void *handle, const char *name, const char *version, vo
 /* `symbol`(handle, name[, version]): ask `target`, then jump there with the arguments, the
  * caller's address as one more, and the stack as it was at entry. Exported under both version
  * nodes that glibc has used (2.2.5 in libdl, 2.34 in libc). `caller`: the register of that
- * argument. */
+ * argument. Not under the thread sanitizer, whose dl_iterate_phdr works only when it has looked up
+ * everything else by dlsym. */
+#ifndef __SANITIZE_THREAD__
 #define ENTRY(symbol, caller)                                                                      \
     __asm__(".text\n"                                                                              \
             ".p2align 4\n"                                                                         \
@@ -220,6 +222,7 @@ void *vgpu_dlvsym_target(void *handle, const char *name, const char *version, vo
             ".symver vgpu_" symbol "_old, " symbol "@GLIBC_2.2.5\n")
 ENTRY("dlsym", "rdx");
 ENTRY("dlvsym", "rcx");
+#endif
 
 /* --- cuGetProcAddress ------------------------------------------------------ */
 
