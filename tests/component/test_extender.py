@@ -286,6 +286,34 @@ def test_extender_restart_rebuilds_the_ledger(
     assert (after["mem_mib"]["used"], after["core_pct"]["used"]) == (6000, 60)
 
 
+def sleeps(stack, namespace):
+    """Whether the namespace's pod was refused so long ago that only the extender wakes it."""
+    found = [p for p in stack.observe("/debug/waiting")["pods"] if p["namespace"] == namespace]
+    return found and found[0]["refused_seconds_ago"] > WINDOW_S + 1
+
+
+def test_extender_restart_wakes_who_sleeps(
+    api_server, stack, gpu_node, create, plugin, namespace, tools
+):
+    node = gpu_node()
+    quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {f"limits.{MEM}": "10"}}}
+    api_server.request("POST", quotas, quota)
+    tools.wait_for(
+        lambda: f'namespace="{namespace}"' in stack.observe_text("/metrics"), 120, "it is known"
+    )
+    create("a", node)
+    tools.wait_for(
+        lambda: "ResourceQuotaNotFit" in message(api_server.pod(namespace, "a")), 120, "a waits"
+    )
+    tools.wait_for(lambda: sleeps(stack, namespace), 120, "a was refused long ago")
+    stack.processes.stop("extender")
+    # kube-scheduler watches no quotas, and nothing else happens.
+    api_server.request("DELETE", f"{quotas}/q")
+    stack.start_extender()
+    tools.wait_for(lambda: bound([api_server.pod(namespace, "a")]), 120, "a is bound")
+
+
 @pytest.mark.timeout(600)
 def test_api_server_restart_is_survived(
     api_server, stack, gpu_node, create, plugin, namespace, tools
@@ -418,12 +446,7 @@ def test_a_quota_bounds_what_a_namespace_is_promised(
         lambda: "ResourceQuotaNotFit" in message(api_server.pod(namespace, "b")), 120, "b waits"
     )
 
-    def sleeps():
-        """Only what the extender says can wake it: kube-scheduler watches no quotas."""
-        found = [p for p in stack.observe("/debug/waiting")["pods"] if p["namespace"] == namespace]
-        return found and found[0]["refused_seconds_ago"] > WINDOW_S + 1
-
-    tools.wait_for(sleeps, 120, "b was refused long ago")
+    tools.wait_for(lambda: sleeps(stack, namespace), 120, "b was refused long ago")
     api_server.request(
         "PATCH",
         f"/api/v1/namespaces/{namespace}/resourcequotas/cards",

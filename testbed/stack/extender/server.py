@@ -133,6 +133,8 @@ class Extender:
                 len(state.ledger.nodes()), cards, len(state.bound), state.load_s,
             )  # fmt: skip
             memory.after_lists()
+            # What the process before this one had promised to pending pods is free again.
+            state.waiting.room_made(unheard=True)
 
         nodes = Follower(
             self._api,
@@ -233,9 +235,12 @@ class Extender:
             # What ends together is told in one go; and the refusal's answer gets through.
             await asyncio.sleep(_GATHER_S)
             self._room.clear()
-            if not self.state.leads:
-                continue
             state = self.state
+            if not state.leads:
+                if state.waiting.more:
+                    await asyncio.sleep(_TICK_S)  # it may be about to
+                    self._room.set()
+                continue
             pods = deque(state.waiting.take(state.clock(), fitting(state)))
             if state.waiting.more:
                 self._room.set()

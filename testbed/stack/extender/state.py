@@ -225,6 +225,9 @@ class State:
             self._pod_bound(view)
         elif view.unschedulable:
             self.reservations.queued(uid, self.clock())
+            ours = view.scheduler == self.config.schedulerName
+            if ours and not self.synced and self.waiting.get(uid) is None:
+                self.waiting.found_asleep(view.key)
 
     def pod_gone(self, uid: str) -> None:
         """Forget a pod that was deleted or has ended: reservation, shares, turn."""

@@ -8,7 +8,9 @@ kube-scheduler try it again (1.37, framework.PodSchedulingPropertiesChange).
 
 Other room kube-scheduler never hears of: a quota was raised, or a promise expired that
 was ours alone. Then all pods that wait are looked at, some at a time, and those that fit
-now are woken, however long ago they were refused.
+now are woken, however long ago they were refused. And with a process of ours end its
+promises to pending pods, and what it knew of those that wait: whoever comes after it wakes
+the pods that it finds asleep.
 
 The last refusal of each pod is kept as long as it waits, for ``/debug/waiting``: events
 expire.
@@ -65,6 +67,7 @@ class Waiting:
         self._fresh: dict[str, tuple[PodKey, float]] = {}  # refused last comes last
         self._kept: dict[str, Refusal] = {}
         self._to_look_at: deque[str] = deque()
+        self._asleep: dict[str, PodKey] = {}  # refused by a process before this one
         self._listen: Callable[[], None] | None = None
 
     def __len__(self) -> int:
@@ -103,6 +106,7 @@ class Waiting:
         """
         self._prune(now)
         self._fresh.pop(pod.uid, None)
+        self._asleep.pop(pod.uid, None)
         self._fresh[pod.uid] = (pod, now)
         if request is None:
             return
@@ -120,8 +124,13 @@ class Waiting:
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
 
+    def found_asleep(self, pod: PodKey) -> None:
+        """Note a pod that was refused before this process began."""
+        self._asleep[pod.uid] = pod
+
     def forget(self, uid: str) -> None:
         """Note that a pod was placed, or is gone."""
+        self._asleep.pop(uid, None)
         self._fresh.pop(uid, None)
         self._kept.pop(uid, None)
 
@@ -133,7 +142,7 @@ class Waiting:
         """
         if unheard:
             self._to_look_at = deque(self._kept)
-        if (self._fresh or self._to_look_at) and self._listen is not None:
+        if (self._fresh or self.more) and self._listen is not None:
             self._listen()
 
     def take(self, now: float, fits: Callable[[Refusal], bool] = lambda _: False) -> list[PodKey]:
@@ -156,12 +165,17 @@ class Waiting:
             if refusal is not None and refusal.pod not in found and fits(refusal):
                 self._fresh.pop(refusal.pod.uid, None)
                 found.append(refusal.pod)
+        while self._asleep and len(found) < MOST:
+            uid = next(iter(self._asleep))
+            pod = self._asleep.pop(uid)
+            if pod not in found:
+                found.append(pod)
         return found
 
     @property
     def more(self) -> bool:
         """Whether ``take`` has not looked at all yet."""
-        return bool(self._to_look_at)
+        return bool(self._to_look_at or self._asleep)
 
     def _prune(self, now: float) -> None:
         while self._fresh:

@@ -152,6 +152,34 @@ def test_of_many_that_wait_some_are_looked_at_at_a_time_and_all_in_the_end():
     assert waiting.more
 
 
+def asleep(name, scheduler=names.SCHEDULER_NAME, status="False"):
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
+        "spec": {"schedulerName": scheduler, "containers": [{"name": "c"}]},
+        "status": {"conditions": [{"type": "PodScheduled", "status": status}]},
+    }
+
+
+def test_pods_that_an_earlier_process_refused_are_woken_once():
+    state = State(DeviceConfig(), clock=lambda: 1.0)
+    calls = []
+    state.waiting.listen(lambda: calls.append(1))
+    for number in range(MOST + 1):
+        state.pod_changed(asleep(f"p{number}"))
+    state.pod_changed(asleep("other", scheduler="other"))
+    state.pod_changed(asleep("tried-now", status="Unknown"))
+    state.pod_changed(asleep("gone"))
+    state.pod_gone("uid-gone")
+    state.nodes_synced = state.pods_synced = True
+    state.pod_changed(asleep("refused-by-us"))
+    state.waiting.room_made(unheard=True)
+    assert calls and state.waiting.more
+    first = state.waiting.take(1.0)
+    assert [pod.name for pod in first] == [f"p{number}" for number in range(MOST)]
+    assert [pod.name for pod in state.waiting.take(1.0)] == [f"p{MOST}"]
+    assert not state.waiting.more and state.waiting.take(1.0) == []
+
+
 class RecordingApi:
     """Takes annotations; fails for one pod."""
 
