@@ -774,6 +774,24 @@ def test_captured_allocations_become_a_graphs_memory(gibibyte: Container) -> Non
         assert program("alloc_async(2 * MIB)")[0] == 0
 
 
+def test_a_launch_that_is_captured_takes_nothing(gibibyte: Container) -> None:
+    """It is recorded only, and must not fail for memory that it does not take."""
+    with gibibyte.start() as program:
+        program("context()")
+        program("g = graph()")
+        assert program("memory_node(g, 600 * MIB)") == 0
+        program("a = instantiate(g)")
+        _, ptr = program("alloc(500 * MIB)")
+        program("cuda().fake_capture(1)")
+        assert program("launch(a)") == 0
+        program("cuda().fake_capture(0)")
+        assert gibibyte.used() == CONTEXT + 500 * MIB == program("fake_used()")
+        assert program("launch(a)") == OUT_OF_MEMORY
+        assert program(f"free({ptr})") == 0
+        assert program("launch(a)") == 0
+        assert gibibyte.used() == CONTEXT + 600 * MIB == program("fake_used()")
+
+
 def test_a_driver_that_takes_a_nodes_memory_at_once(container: Make) -> None:
     box = container(GIB, FAKE_EAGER="1")
     with box.start() as program:

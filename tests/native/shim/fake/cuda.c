@@ -682,7 +682,7 @@ EXPORT int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, unsig
     return 0;
 }
 static int graph_run(struct exec *exec) {
-    if (exec->mapped || getenv("FAKE_EAGER") != NULL) return 0;
+    if (capture || exec->mapped || getenv("FAKE_EAGER") != NULL) return 0;
     for (int dev = 0; dev < FAKE_CARDS; dev++) {
         int code = exec->bytes[dev] == 0 ? 0 : grow(card_of(dev), (int64_t)exec->bytes[dev]);
         if (code != 0) return code;
