@@ -6,8 +6,10 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 
 from testbed.stack.extender.api import AnswerLost, Api
+from testbed.stack.extender.connection import Connection
 
 
 class Pages(Api):
@@ -74,3 +76,31 @@ def test_a_page_that_is_no_json_is_an_answer_lost():
     with pytest.raises(AnswerLost):
         asyncio.run(scene())
     assert api.asked == ["", "1"]
+
+
+def test_a_server_that_would_compress_is_asked_not_to():
+    encodings = []
+
+    async def answer(request):
+        encodings.append(request.headers.get("Accept-Encoding"))
+        response = web.Response(body=page([{"a": 1}]), content_type="application/json")
+        response.enable_compression()
+        return response
+
+    async def scene():
+        app = web.Application()
+        app.router.add_get("/api/v1/pods", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        api, seen = Api(Connection(server=f"http://{host}:{port}", tls=None)), []
+        try:
+            assert await api.list("/api/v1/pods", seen.extend) == "7"
+        finally:
+            await api.close()
+            await runner.cleanup()
+        return seen
+
+    assert asyncio.run(scene()) == [{"a": 1}]
+    assert encodings == ["identity"]
