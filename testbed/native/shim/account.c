@@ -152,11 +152,14 @@ static bool grow(int entry, struct holding next, bool first_may_pass) {
         return true;
     }
     if (!vgpu_shared_lock(entry)) return false;
-    bool allowed = first_may_pass && before == 0 && vgpu_shared_others(entry, true) == 0;
-    if (allowed) hold(entry, next);
+    bool allowed = false;
     /* Not held up by the lock: who is far from the limit (vgpu_charge_far). */
     for (int i = 0; i < TRIES && !allowed && within(entry, before, after - before); i++)
         allowed = claim(entry, next);
+    if (!allowed && first_may_pass && before == 0 && vgpu_shared_others(entry, true) == 0) {
+        hold(entry, next);
+        allowed = true;
+    }
     vgpu_shared_unlock(entry);
     return allowed;
 }
