@@ -8,7 +8,7 @@
 #define PAIRS_OF 8         /* one start event in so many while the stream is not idle */
 #define FIRST_PAIRS 16
 #define MOST_GAP (25 * VGPU_US) /* longer ones: the host was interrupted, nothing is learned */
-#define UNUSUAL 2          /* times the usual gap: likewise, but shortly */
+#define UNUSUAL 3 / 2      /* times the usual gap, and a microsecond: likewise, but shortly */
 #define SLOP (1 * VGPU_MS) /* how late the page tells */
 #define TOUCH (1.0 / 32)  /* a neighbour may have had so much of it at the beginning */
 #define OVERDUE (VGPU_TURN_LEAD_NS + 300 * VGPU_US) /* longer in flight than predicted: until the next look */
@@ -460,7 +460,7 @@ static void refund(struct vgpu_meter *m, struct vgpu_lane *lane, const struct vg
 /* Whether the host was not interrupted while it launched, after the driver had the launch: the kernel
  * would seem to have begun as much later, and to be as much shorter. */
 static bool usual(struct vgpu_meter *m, int64_t gap) {
-    int64_t most = UNUSUAL * m->usual_gap + VGPU_US;
+    int64_t most = m->usual_gap * UNUSUAL + VGPU_US;
     bool first = m->usual_gap == 0;
     if (first) m->usual_gap = gap < MOST_GAP ? gap : MOST_GAP;
     else m->usual_gap += ((gap < most ? gap : most) - m->usual_gap) / 8;
@@ -478,7 +478,8 @@ void vgpu_meter_launched(struct vgpu_meter *m, const struct vgpu_regime *regime,
         return;
     }
     if (open->serial != a->serial || open->launches == 0) return;
-    if (a->timed && !a->anchored) open->gap = usual(m, host) ? host : INT64_MAX;
+    if (a->timed && !a->anchored)
+        open->gap = a->cost >= VGPU_COST_WEAK || usual(m, host) ? host : INT64_MAX;
     if (full(open, regime)) close_lane(m, lane, regime, now);
 }
 

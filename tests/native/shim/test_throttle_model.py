@@ -98,6 +98,12 @@ def test_tiny_kernels_whose_start_events_lie(limit: int, nvml: int) -> None:
     assert off(tenant, limit, "one") <= 1.5
 
 
+def test_a_launch_that_is_interrupted_makes_no_kernel_short() -> None:
+    """What the host loses after the driver has the launch is no part of the kernel's delay."""
+    (tenant,) = run(limit=30, kernel=5, pattern="sync", nvml=0, stall_us=10)["tenants"]
+    assert off(tenant, 30, "ten") <= 1.5
+
+
 @pytest.mark.parametrize(
     "scenario",
     [

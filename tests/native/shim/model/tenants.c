@@ -53,6 +53,7 @@ static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
 static double blur; /* host time between an event and its launch that nobody measures, ns, at most */
+static double stall; /* host time after every fifth of such launches, before its end is seen, ns */
 static bool with_repeats = true; /* without: every launch takes the long way */
 static bool with_page = true, with_nvml = true, with_turns = true, with_settling = true;
 static int64_t warm_until, stall_every;
@@ -214,6 +215,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     if (admission.timed) model_compute(blur * model_random());
     before = model_now();
     model_launch(p->context, stream, ns);
+    if (admission.timed && model_random() < .2) model_compute(stall); /* it is out already */
     if (admission.finish)
         vgpu_meter_launched(p->meter, &p->regime, &admission, true, model_now() - before, model_now());
 }
@@ -403,6 +405,7 @@ int main(int argc, char **argv) {
     model.noise = (int)number("noise", -1, 1);
     stall_ns = number("stall_ms", -1, 0) * 1e6;
     stall_every = (int64_t)(number("stall_every", -1, 1) * 1e9);
+    stall = number("stall_us", -1, 0) * 1e3;
     with_repeats = number("repeats", -1, 1) != 0;
     blur = number("blur_us", -1, 0) * 1e3;
     with_nvml = number("nvml", -1, 1) != 0;
