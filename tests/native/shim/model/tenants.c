@@ -215,7 +215,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     if (admission.timed) model_compute(blur * model_random());
     before = model_now();
     model_launch(p->context, stream, ns);
-    if (admission.timed && model_random() < .2) model_compute(stall); /* it is out already */
+    if (stall > 0 && admission.timed && model_random() < .2) model_compute(stall); /* it is out already */
     if (admission.finish)
         vgpu_meter_launched(p->meter, &p->regime, &admission, true, model_now() - before, model_now());
 }
