@@ -142,8 +142,7 @@ def _beyond(seen: Observed, pod: MonitoredPod, container: str) -> str:
         promised = share.mem_mib * MIB
         # Of two looks: one may lie in the midst of something.
         held = min(
-            sum(sample.bytes for sample in _samples_of(tick, who, share.uuid))
-            for tick in seen.ticks[-2:]
+            sum(sample.bytes for sample in tick.of(who, share.uuid)) for tick in seen.ticks[-2:]
         )
         if promised and held > promised + _SLACK >= device.used_bytes:
             return "memory-beyond-library"
@@ -314,11 +313,7 @@ def _degraded(seen: Observed) -> Metric:
 
 
 def _samples(seen: Observed, who: ContainerId, uuid: str) -> list[Sample]:
-    return _samples_of(seen.ticks[-1], who, uuid) if seen.ticks else []
-
-
-def _samples_of(tick: Tick, who: ContainerId, uuid: str) -> list[Sample]:
-    return [s for s in tick.samples if s.uuid == uuid and (s.pod_uid, s.container) == who]
+    return seen.ticks[-1].of(who, uuid) if seen.ticks else []
 
 
 def _unenforced(seen: Observed) -> Metric:

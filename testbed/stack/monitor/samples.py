@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from testbed.stack.devices import CardBook, CardReading, Device
 from testbed.stack.model import PodKey
+from testbed.stack.monitor.mirror import ContainerId
 from testbed.stack.monitor.utilization import Window
 from testbed.stack.monitor.whose import NOBODY, Owner
 
@@ -43,6 +44,10 @@ class Tick:
 
     time: float
     samples: tuple[Sample, ...]
+
+    def of(self, who: ContainerId, uuid: str) -> list[Sample]:
+        """Return the samples of a container's processes on a card."""
+        return [s for s in self.samples if s.uuid == uuid and (s.pod_uid, s.container) == who]
 
 
 def samples_of(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from testbed.stack.monitor.mirror import ContainerId
 from testbed.stack.monitor.regions import ContainerRegion, RegionProblem
-from testbed.stack.monitor.samples import Sample, Tick
+from testbed.stack.monitor.samples import Tick
 
 #: What the library counts and what the card counts are not read at the same moment, so
 #: the least of the library's last looks is compared with the card's most of this time.
@@ -58,15 +58,11 @@ def swapped_bytes(
     """
     if not ticks:
         return None
-    last = _own(ticks[-1], who, uuid)
+    last = ticks[-1].of(who, uuid)
     told = [sample.swapped_bytes for sample in last if sample.swapped_bytes is not None]
     known = [sum(told)] if told else []
     if counted is not None:
         recent = [tick for tick in ticks if ticks[-1].time - tick.time <= _CARD_S]
-        held = max(sum(sample.bytes for sample in _own(tick, who, uuid)) for tick in recent)
+        held = max(sum(sample.bytes for sample in tick.of(who, uuid)) for tick in recent)
         known.append(max(0, counted - held))
     return max(known, default=None)
-
-
-def _own(tick: Tick, who: ContainerId, uuid: str) -> list[Sample]:
-    return [s for s in tick.samples if s.uuid == uuid and (s.pod_uid, s.container) == who]

@@ -21,7 +21,8 @@ from testbed.stack.plugin.api import deviceplugin_pb2_grpc as deviceplugin_grpc
 from testbed.stack.plugin.api import podresources_pb2 as podresources
 from testbed.stack.plugin.api import podresources_pb2_grpc as podresources_grpc
 
-DEADLINE_S = 90.0
+from .waiting import DEADLINE_S
+
 RESOURCE = names.RESOURCE_COUNT
 
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from testbed.stack.kubeapi import ApiError, KubeApi
 from testbed.stack.monitor.follow import follow_pods
 from testbed.stack.monitor.pods import PodIndex
 
-DEADLINE_S = 90.0
+from .waiting import DEADLINE_S, eventually
+
 MINE = {"fieldSelector": "spec.nodeName=n1"}
 
 
@@ -26,13 +27,6 @@ def client(api: Any, tmp_path: Path) -> Iterator[KubeApi]:
     connected = KubeApi.connect(api.kubeconfig(tmp_path / "kubeconfig"))
     yield connected
     connected.close()
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within the deadline: {what}"
-        time.sleep(0.02)
 
 
 def test_unknown_fields_survive(client: KubeApi, api: Any, bound_pod: Any) -> None:

@@ -34,8 +34,9 @@ from testbed.stack.monitor.pods import PodIndex
 from testbed.stack.monitor.server import Monitor, Options
 from testbed.stack.monitor.whose import Owner
 
+from .waiting import DEADLINE_S, eventually
+
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
-DEADLINE_S = 90.0
 
 
 class Nvml:
@@ -66,13 +67,6 @@ class Nvml:
             card_stamp_us=stamp,
             card_pct=min(100, sum(busy.values())),
         )
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within the deadline: {what}"
-        time.sleep(0.02)
 
 
 class Running:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from testbed.stack.kubeapi import KubeApi
 from testbed.stack.plugin.server import Options, Plugin
 from testbed.units import MIB
 
+from .waiting import DEADLINE_S, eventually
+
 GPU = "GPU-00000000-0000-0000-0000-00000000000a"
-DEADLINE_S = 90.0
 
 
 class Nvml:
@@ -52,13 +52,6 @@ class Nvml:
         return {}
 
     def reopen(self) -> None: ...
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within the deadline: {what}"
-        time.sleep(0.02)
 
 
 class Running:

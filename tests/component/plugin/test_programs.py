@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from testbed.native.region import read_region
 from testbed.stack import names
 from testbed.units import GIB, MIB
 
-DEADLINE_S = 120.0
+from .waiting import DEADLINE_S, eventually
 
 #: Holds memory of one card until its input ends.
 HOLDER = """
@@ -109,13 +108,6 @@ def fetch(port: int, path: str) -> tuple[int, bytes]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"not within the deadline: {what}"
-        time.sleep(0.05)
 
 
 def logged(stream: IO[str], pattern: str) -> str:
