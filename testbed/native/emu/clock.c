@@ -133,17 +133,16 @@ static void keep_row(struct clock *clock, uint64_t number, const struct card_boo
 static bool one_step(const struct clock *clock, struct card_book *book, const uint64_t *ready,
                      unsigned int count, uint64_t until, int watched, uint64_t *number)
 {
-    uint64_t period = clock->period_ns;
-    uint64_t boundary = ((book->time_ns + CLOSE_ENOUGH) / period + 1) * period;
+    uint64_t period = clock->period_ns, near = clock->rules.sharing ? CLOSE_ENOUGH : 0;
+    uint64_t boundary = ((book->time_ns + near) / period + 1) * period;
     /* Where nothing happens, periods in between say nothing. */
     if (book->time_ns % period == 0 && book_waiting(book, ready, count) == 0 &&
         until / period * period > boundary)
         boundary = until / period * period;
     uint64_t target = until < boundary ? until : boundary;
     bool stopped = book_step(book, ready, count, &clock->rules, target, watched);
-    *number = target == boundary && !stopped && boundary < book->time_ns + CLOSE_ENOUGH
-                  ? boundary / period
-                  : 0;
+    /* Wherever the step was to end, and why ever it did: the next one looks for the next end. */
+    *number = book->time_ns + near >= boundary ? boundary / period : 0;
     return stopped;
 }
 
