@@ -7,6 +7,8 @@
 #define CROWD_MEMORY 64
 #define PAIRS_OF 8         /* one start event in so many while the stream is not idle */
 #define FIRST_PAIRS 16
+#define COLD (50 * VGPU_US) /* who paused for so long */
+#define COLD_GAPS 2        /* sample gaps that he has time for another launch before */
 #define MOST_GAP (25 * VGPU_US) /* longer ones: the host was interrupted, nothing is learned */
 #define UNUSUAL 3 / 2      /* times the usual gap, and a microsecond: likewise, but shortly */
 #define SLOP (1 * VGPU_MS) /* how late the page tells */
@@ -117,6 +119,7 @@ static bool running(struct vgpu_meter *m, const struct vgpu_batch *batch) {
 /* --- the end of a batch --------------------------------------------------------------- */
 
 static double larger(double a, double b) { return a > b ? a : b; }
+static int64_t later(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* When the work behind a start event on an idle stream began: the event fires before the
  * work is even submitted. */
@@ -325,15 +328,20 @@ int64_t vgpu_meter_busy(const struct vgpu_meter *m, int64_t now) {
 
 /* --- a launch -------------------------------------------------------------------------------- */
 
-/* Whether the first launch of a batch gets a start event, or a chain an anchor. */
+/* Whether the first launch of a batch gets a start event, or a chain an anchor. Behind a pause the host
+ * is slow (its caches are another's by then), and more of its time passes unseen between event and
+ * launch, now more, now less: of a kernel that its budget lets go every few milliseconds that would be
+ * each. The one after it tells better; where every launch follows a pause, one in a while has to do.
+ * (Where bursts are measured without gaps it teaches nothing, and counts when to do that again.) */
 static void begin(struct vgpu_meter *m, struct vgpu_lane *lane, struct vgpu_cost_entry *k, bool big,
-                  bool was_alone, struct vgpu_admission *a, int64_t now) {
+                  bool was_alone, bool cold, struct vgpu_admission *a, int64_t now) {
     struct vgpu_batch *open = &lane->open;
     struct vgpu_batch *before = newest_pending(m, lane);
     bool pair = false, anchor = false;
     if (big && running(m, before)) open->from = VGPU_PREVIOUS_END;
     else if (big) pair = true;
-    else if (was_alone && m->crowd_memory == 0 && now >= m->next_sample &&
+    else if (was_alone && m->crowd_memory == 0 &&
+             now >= m->next_sample + (cold ? COLD_GAPS * vgpu_tuning.sample_gap : 0) &&
              (before == NULL || m->pairs_skipped++ % PAIRS_OF == 0))
         pair = true;
     else if (was_alone && before == NULL && m->crowd_memory > 0)
@@ -401,6 +409,8 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
                                !same_stream(open->stream, stream)))
         close_lane(m, lane, regime, now);
     bool fresh = open->launches == 0, was_alone = alone(m, lane);
+    bool cold = !regime->contended && k->solid <= 0 &&
+                now - later(m->launched_at, m->progressed) > COLD;
     bool is_long = vgpu_is_long(k->estimate), probe = !k->known && !k->probing;
     if (m->busy_count == 0) m->chain = VGPU_NO_CHAIN; /* a gap: what ended before is no start */
     if (fresh) {
@@ -433,7 +443,7 @@ void vgpu_meter_admit(struct vgpu_meter *m, uint64_t key, struct vgpu_stream_id 
     lane->newest_launch = ++m->launched;
     m->newest = (uint16_t)(lane - m->lanes);
     set_busy(m, lane);
-    if (fresh) begin(m, lane, k, big, was_alone, admission, now);
+    if (fresh) begin(m, lane, k, big, was_alone, cold, admission, now);
     admission->finish |= full(open, regime);
 }
 

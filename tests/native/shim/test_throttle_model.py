@@ -104,6 +104,23 @@ def test_a_launch_that_is_interrupted_makes_no_kernel_short() -> None:
     assert off(tenant, 30, "ten") <= 1.5
 
 
+@pytest.mark.parametrize("nvml", [0, 1])
+@pytest.mark.parametrize("limit", [10, 30])
+def test_a_host_that_is_slow_behind_a_sleep_makes_no_kernel_long(limit: int, nvml: int) -> None:
+    """Up to 10 us pass unseen between event and launch where its budget let it sleep before (30 %
+    were 15 without NVML, and seconds of 26 to 33 with it, when the first launch was measured)."""
+    (tenant,) = run(limit=limit, kernel=5, pattern="sync", cold_us=10, nvml=nvml)["tenants"]
+    assert off(tenant, limit, "ten") <= 0.5
+    assert off(tenant, limit, "one") <= 1
+
+
+def test_who_pauses_before_every_launch_is_measured_too() -> None:
+    """There is no other launch to tell that the kernel takes longer from some moment on."""
+    grown = {"kernel": 10, "later": 15, "later_at": 2}
+    (tenant,) = run(limit=5, pattern="sync", think=60, nvml=0, **grown)["tenants"]
+    assert off(tenant, 5, "ten") <= 0.5
+
+
 @pytest.mark.parametrize(
     "scenario",
     [

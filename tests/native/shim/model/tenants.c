@@ -53,6 +53,7 @@ static struct process processes[MODEL_CONTEXTS];
 static int container_count, process_count;
 static struct vgpu_page_tenant page[VGPU_PAGE_TENANTS];
 static double blur; /* host time between an event and its launch that nobody measures, ns, at most */
+static double cold; /* likewise, behind a sleep */
 static double stall; /* host time after every fifth of such launches, before its end is seen, ns */
 static bool with_repeats = true; /* without: every launch takes the long way */
 static bool with_page = true, with_nvml = true, with_turns = true, with_settling = true;
@@ -182,6 +183,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
     struct vgpu_waiting waiting = {.paying = false};
     enum vgpu_reason reason;
     int64_t sleep, before = model_now();
+    bool slept = false;
     while ((reason = vgpu_gate(p->meter, key, 1, &p->regime, &waiting, model_now(), &sleep)) !=
            VGPU_GO) {
         p->yielding = reason == VGPU_WAIT_PRIORITY;
@@ -198,6 +200,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
         if (reason == VGPU_WAIT_TURN) p->next_tick = 0;
         tick(p);
         nap(p, (double)sleep);
+        slept = true;
         if (reason == VGPU_WAIT_TURN) reason = VGPU_WAIT_QUEUE;
         p->waited[reason] += model_now() - before;
         before = model_now();
@@ -213,6 +216,7 @@ static void launch(struct process *p, uint64_t key, int stream, double ns) {
         p->wish = VGPU_WISH_NONE;
     }
     if (admission.timed) model_compute(blur * model_random());
+    if (admission.timed && slept && cold > 0) model_compute(cold * model_random());
     before = model_now();
     model_launch(p->context, stream, ns);
     if (stall > 0 && admission.timed && model_random() < .2) model_compute(stall); /* it is out already */
@@ -408,6 +412,7 @@ int main(int argc, char **argv) {
     stall = number("stall_us", -1, 0) * 1e3;
     with_repeats = number("repeats", -1, 1) != 0;
     blur = number("blur_us", -1, 0) * 1e3;
+    cold = number("cold_us", -1, 0) * 1e3;
     with_nvml = number("nvml", -1, 1) != 0;
     with_page = number("page", -1, 1) != 0;
     with_turns = number("turns", -1, !model.sharing) != 0; /* as with MPS */
