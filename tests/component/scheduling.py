@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
@@ -217,3 +218,31 @@ def message(pod):
 
 def annotations_of(pod):
     return pod["metadata"].get("annotations") or {}
+
+
+@contextlib.contextmanager
+def running_stack(plane, tools, python, folder, config=None, rules=RULES):
+    """A stack of its own on the module's API server; ended with its rights."""
+    processes = type(plane.processes)(folder)
+    found = Stack(plane, processes, tools, python, config, rules)
+    try:
+        found.start()
+        yield found
+    finally:
+        processes.stop_all()
+        for kind in ("clusterroles", "clusterrolebindings"):
+            try:
+                plane.request("DELETE", f"{RBAC}/{kind}/vgpu-extender")
+            except tools.ApiStatus as error:
+                assert error.status == 404
+
+
+@contextlib.contextmanager
+def running_plugin(thread):
+    """A plugin while it serves; no two pods of a node may ever have been allocating."""
+    thread.start()
+    yield thread
+    thread.stopping = True
+    thread.join(120)
+    assert not thread.is_alive()
+    assert thread.together == []

@@ -22,36 +22,30 @@ from testbed.stack.extender.reservations import Reservation
 from testbed.stack.extender.waiting import WINDOW_S
 from testbed.stack.model import Card, PodKey, Share
 
-from .scheduling import RBAC, RULES, Plugin, Stack, annotations_of, bound, message
+from .scheduling import (
+    RULES,
+    Plugin,
+    annotations_of,
+    bound,
+    message,
+    running_plugin,
+    running_stack,
+)
 
 GPU, MEM, CORES = names.RESOURCE_COUNT, names.RESOURCE_MEMORY, names.RESOURCE_CORES
 
 
 @pytest.fixture(scope="module")
 def stack(api_server, tools, python, tmp_path_factory):
-    processes = type(api_server.processes)(tmp_path_factory.mktemp("stack"))
-    found = Stack(api_server, processes, tools, python)
-    try:
-        found.start()
+    folder = tmp_path_factory.mktemp("stack")
+    with running_stack(api_server, tools, python, folder) as found:
         yield found
-    finally:
-        processes.stop_all()
-        for kind in ("clusterroles", "clusterrolebindings"):
-            try:
-                api_server.request("DELETE", f"{RBAC}/{kind}/vgpu-extender")
-            except tools.ApiStatus as error:
-                assert error.status == 404
 
 
 @pytest.fixture
 def plugin(api_server, tools):
-    thread = Plugin(api_server, tools.ApiStatus)
-    thread.start()
-    yield thread
-    thread.stopping = True
-    thread.join(120)
-    assert not thread.is_alive()
-    assert thread.together == []
+    with running_plugin(Plugin(api_server, tools.ApiStatus)) as thread:
+        yield thread
 
 
 @pytest.fixture

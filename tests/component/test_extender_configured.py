@@ -18,7 +18,15 @@ from testbed.stack.devices.vendor import HYGON
 from testbed.stack.extender.nodelock import decode_lock
 from testbed.stack.model import Card
 
-from .scheduling import RBAC, RULES, Plugin, Stack, annotations_of, bound, message
+from .scheduling import (
+    RULES,
+    Plugin,
+    annotations_of,
+    bound,
+    message,
+    running_plugin,
+    running_stack,
+)
 from .test_webhook import CONFIGURATIONS, REGISTRATION, configuration
 from .test_webhook import start as start_webhook
 
@@ -71,29 +79,15 @@ def ago(seconds):
 
 @pytest.fixture(scope="module")
 def stack(api_server, tools, python, tmp_path_factory):
-    processes = type(api_server.processes)(tmp_path_factory.mktemp("configured"))
-    found = Stack(api_server, processes, tools, python, CONFIG, LOCKING)
-    try:
-        found.start()
+    folder = tmp_path_factory.mktemp("configured")
+    with running_stack(api_server, tools, python, folder, CONFIG, LOCKING) as found:
         yield found
-    finally:
-        processes.stop_all()
-        for kind in ("clusterroles", "clusterrolebindings"):
-            try:
-                api_server.request("DELETE", f"{RBAC}/{kind}/vgpu-extender")
-            except tools.ApiStatus as error:
-                assert error.status == 404
 
 
 @pytest.fixture
 def hami(api_server, tools):
-    thread = HamisPlugin(api_server, tools.ApiStatus)
-    thread.start()
-    yield thread
-    thread.stopping = True
-    thread.join(120)
-    assert not thread.is_alive()
-    assert thread.together == []
+    with running_plugin(HamisPlugin(api_server, tools.ApiStatus)) as thread:
+        yield thread
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -195,21 +196,31 @@ class RecordingApi:
         pass
 
 
+@contextlib.asynccontextmanager
+async def waking(api):
+    """The state of an extender that wakes pods by this API server, and a wait for so many."""
+    state = State(DeviceConfig(), clock=lambda: 1.0, wall=lambda: 42.0)
+    work = asyncio.create_task(Extender(state, api, label=True)._wake())
+
+    async def woken(count):
+        async with asyncio.timeout(60):
+            while len(api.woken) < count:
+                await asyncio.sleep(0.005)
+
+    try:
+        yield state, woken
+    finally:
+        work.cancel()
+
+
 def test_the_extender_annotates_the_waiting_pods_and_goes_on_after_a_failure():
     async def scenario():
-        state = State(DeviceConfig(), clock=lambda: 1.0, wall=lambda: 42.0)
         api = RecordingApi(broken="uid-1")
-        extender = Extender(state, api, label=True)
-        work = asyncio.create_task(extender._wake())
-        try:
+        async with waking(api) as (state, woken):
             for number in (1, 2):
                 state.waiting.refused(key(number), 1.0)
             state.waiting.room_made()
-            async with asyncio.timeout(60):
-                while not api.woken:
-                    await asyncio.sleep(0.005)
-        finally:
-            work.cancel()
+            await woken(1)
         return api.woken
 
     [(uid, stamp)] = asyncio.run(scenario())
@@ -220,19 +231,12 @@ def test_the_extender_annotates_the_waiting_pods_and_goes_on_after_a_failure():
 def test_woken_twice_in_a_second_a_pod_is_changed_twice():
     # An equal value is no update, and kube-scheduler would let the pod sleep.
     async def scenario():
-        state = State(DeviceConfig(), clock=lambda: 1.0, wall=lambda: 42.0)
         api = RecordingApi(broken="")
-        extender = Extender(state, api, label=True)
-        work = asyncio.create_task(extender._wake())
-        try:
+        async with waking(api) as (state, woken):
             for wanted in (1, 2):
                 state.waiting.refused(key(1), 1.0)
                 state.waiting.room_made()
-                async with asyncio.timeout(60):
-                    while len(api.woken) < wanted:
-                        await asyncio.sleep(0.005)
-        finally:
-            work.cancel()
+                await woken(wanted)
         return [stamp[names.POD_ROOM_MADE] for _, stamp in api.woken]
 
     assert len(set(asyncio.run(scenario()))) == 2
@@ -252,20 +256,13 @@ def test_a_pod_whose_wake_up_got_no_answer_is_woken_again(fault, monkeypatch):
             await super().annotate_pod(pod, annotations)
 
     async def scenario():
-        state = State(DeviceConfig(), clock=lambda: 1.0, wall=lambda: 42.0)
         api = Slow(broken="")
-        extender = Extender(state, api, label=True)
-        work = asyncio.create_task(extender._wake())
-        try:
+        async with waking(api) as (state, woken):
             for number in (1, 2, 3):
                 state.waiting.refused(key(number), 1.0, PodRequest(containers=(), kinds=()))
             state.waiting.forget("uid-3")
             state.waiting.room_made()
-            async with asyncio.timeout(60):
-                while len(api.woken) < 2:
-                    await asyncio.sleep(0.005)
-        finally:
-            work.cancel()
+            await woken(2)
         return [uid for uid, _ in api.woken]
 
     assert asyncio.run(scenario()) == ["uid-1", "uid-2"]
