@@ -128,12 +128,18 @@ static void keep_row(struct clock *clock, uint64_t number, const struct card_boo
 
 /* --- moving on ----------------------------------------------------------------------------- */
 
+/* Within how many ns of a time the card is at it. */
+static uint64_t near_enough(const struct clock *clock)
+{
+    return clock->rules.sharing ? CLOSE_ENOUGH : 0;
+}
+
 /* One step of a book, to the end of its sampling period at most; *number is set where the
  * step ended one, else 0. */
 static bool one_step(const struct clock *clock, struct card_book *book, const uint64_t *ready,
                      unsigned int count, uint64_t until, int watched, uint64_t *number)
 {
-    uint64_t period = clock->period_ns, near = clock->rules.sharing ? CLOSE_ENOUGH : 0;
+    uint64_t period = clock->period_ns, near = near_enough(clock);
     uint64_t boundary = ((book->time_ns + near) / period + 1) * period;
     /* Where nothing happens, periods in between say nothing. */
     if (book->time_ns % period == 0 && book_waiting(book, ready, count) == 0 &&
@@ -148,7 +154,7 @@ static bool one_step(const struct clock *clock, struct card_book *book, const ui
 
 static bool there(const struct clock *clock, const struct card_book *book, uint64_t until)
 {
-    return book->time_ns + (clock->rules.sharing ? CLOSE_ENOUGH : 0) >= until;
+    return book->time_ns + near_enough(clock) >= until;
 }
 
 bool clock_advance(struct clock *clock, unsigned int own, uint64_t until, int watched,
